@@ -53,8 +53,11 @@ def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
 
 def endpoints(suite: Suite) -> list[tuple[str, Table]]:
     """The numbers by which rows are ranked: the first table's, and the clients' accuracies if the suite has them."""
-    fair_tables = [table for table in suite.tables[1:] if isinstance(table.show, Fair)]
-    return [("global model", suite.tables[0]), *(("clients' models", table) for table in fair_tables)]
+    numbers = [("global model", suite.tables[0])]
+    for table in suite.tables[1:]:
+        if isinstance(table.show, Fair):
+            numbers.append(("clients' models", table))
+    return numbers
 
 
 def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:

@@ -233,8 +233,8 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
             return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
         case FunctionType():
             enclosed = getclosurevars(value).nonlocals
-            plain_values = {name: enclosed[name] for name in enclosed if type(enclosed[name]) in PLAIN}
-            return {"class": path_of(value), **plain_values}
+            constants = {name: enclosed[name] for name in enclosed if type(enclosed[name]) in PLAIN}
+            return {"class": path_of(value), **constants}
         case _ if isinstance(value, FUNCTIONS):
             return path_of(value)
         case _ if isinstance(value, CONTAINERS) and (len(value) > MOST_ITEMS or depth >= DEPTH):
