@@ -279,7 +279,8 @@ class LocalTraining:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
         trained, live, first_changes = {*self.client.trainable}, self.client.live, self._first_changes
         changed = [name for name in live if live[name].requires_grad != (name in trained)]
-        reverted = [name for name in first_changes if name not in changed and first_changes[name] < round_]
+        earlier = [name for name, first_round in first_changes.items() if first_round < round_]
+        reverted = [name for name in earlier if name not in changed]
         if reverted and not self._warned:
             kind, names = type(self.client.module).__name__, ", ".join(reverted)
             before = first_changes[reverted[0]]
