@@ -31,8 +31,8 @@ class FFALoRA(FedIT):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         super().setup(client, optimizer)
-        self.fixed_factors = [adapter.a for adapter in self.adapters if adapter.a in client.trainable]
+        self.fixed = [adapter.a for adapter in self.adapters if adapter.a in client.trainable]
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
-        for name in self.fixed_factors:
+        for name in self.fixed:
             client.live[name].grad = None

@@ -316,10 +316,9 @@ class LoggedValue:
     def __init__(self, spec: LogSpec, once: bool = False) -> None:
         self.spec, self.once = spec, once
         # the name, and Lightning's names for the values of a step and an epoch
-        both = spec.on_step and spec.on_epoch
         self.plain = self.step_name = self.epoch_name = spec.name + spec.suffix
-        if both:
-            self.step_name, self.epoch_name = (f"{spec.name}_{part}{spec.suffix}" for part in ("step", "epoch"))
+        if spec.on_step and spec.on_epoch:
+            self.step_name, self.epoch_name = f"{spec.name}_step{spec.suffix}", f"{spec.name}_epoch{spec.suffix}"
         self.arguments: Any = None  # of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
