@@ -192,7 +192,8 @@ class Comparison:
             return None
         if result.note:
             number.notes.append(result.note)
-        diverged = [round_ for round_, value in result.values.items() if not abs(value) < DIVERGED_BEYOND]
+        values = result.values.items()
+        diverged = [round_ for round_, value in values if not abs(value) < DIVERGED_BEYOND]
         if diverged:
             number.state = "nan"
             number.notes.append(f"{metric} was {result.values[min(diverged)]} in round {min(diverged)}")

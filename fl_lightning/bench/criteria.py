@@ -68,7 +68,8 @@ class Criteria:
     @property
     def baseline_name(self) -> str:
         """The name of the baseline."""
-        words = [label if axis == "method" else f"{axis}={label}" for axis, label in self.baseline.items()]
+        labels = self.baseline.items()
+        words = [label if axis == "method" else f"{axis}={label}" for axis, label in labels]
         return ", ".join(words)
 
     def is_baseline(self, labels: Mapping[str, str]) -> bool:

@@ -53,8 +53,11 @@ def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
 
 def endpoints(suite: Suite) -> list[tuple[str, Table]]:
     """The numbers by which rows are ranked: the first table's, and the clients' accuracies if the suite has them."""
-    of_clients = [("clients' models", table) for table in suite.tables[1:] if isinstance(table.show, Fair)]
-    return [("global model", suite.tables[0]), *of_clients]
+    numbers = [("global model", suite.tables[0])]
+    for table in suite.tables[1:]:
+        if isinstance(table.show, Fair):
+            numbers.append(("clients' models", table))
+    return numbers
 
 
 def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
@@ -116,7 +119,8 @@ class Standing:
         if other not in self._values:
             return None
         pairs = self._values[[method, other]].dropna() if method != other else self._values[[method]].dropna()
-        return paired_difference([(row[0], row[-1]) for row in pairs.to_numpy()], "t", self._confidence)
+        numbers = pairs.iloc[:, [0, -1]].itertuples(index=False, name=None)
+        return paired_difference([*numbers], "t", self._confidence)
 
     def sentence(self, label: str) -> str:
         """Where a row stands: rank, mean, and the differences to the baseline, the best other row and the nearest."""

@@ -29,7 +29,8 @@ POLL = 2.0
 # seconds between two rounds of a running cell that its trial records, for the study's charts
 PACE = 1.0
 # the signals that stop the program, which resumes later: SLURM sends the last one before the end of a job
-STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+STOPPING_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")
+STOPPING = [getattr(signal, name) for name in STOPPING_NAMES if hasattr(signal, name)]
 
 
 class Failed(Exception):

@@ -207,7 +207,8 @@ class RoundsTo(Show):
 
     def value(self, number: ComparedRun, criteria: Criteria) -> float | None:
         values, sign = number.result.values, -1 if criteria.minimize else 1
-        reached = [round_ for round_, value in values.items() if sign * value >= sign * self.target]
+        target = sign * self.target
+        reached = [round_ for round_, value in values.items() if sign * value >= target]
         if reached:
             return float(min(reached) + 1)
         number.missed = True

@@ -185,7 +185,7 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> S
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
     if comparison.criteria.decide is not None:
-        states_of_begun = [text_of_state for text_of_state in pending if "waiting" not in text_of_state]
+        states_of_begun = [state for state in pending if "waiting" not in state]
         text += f" ({', '.join([count(entry.ours.n, 'seed'), *states_of_begun])})"
     elif entry.ours.n < entry.cells:
         text += f" ({', '.join([f'{entry.ours.n} of {entry.cells} seeds', *pending])})"
@@ -227,7 +227,8 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
     """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
     criteria, table, decide = comparison.criteria, comparison.table, comparison.criteria.decide
     all_notes = dict(notes)
-    has_verdicts = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
+    entries = comparison.entries.values()
+    has_verdicts = bool(table.published) or any(entry.verdict for entry in entries)
     heads = ["difference", f"{100 * criteria.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
         heads += [f"Student's, {decide.max_seeds} pairs, post hoc", "its p by Holm"]
@@ -418,7 +419,8 @@ def order_by_score(comparison: Comparison) -> Iterator[str]:
     for row_a, row_b in itertools.combinations(comparison.rows, 2):
         for columns in columns_of.values() if differ_in_method(row_a, row_b, comparison.table.rows) else ():
             places = [((row_a, column), (row_b, column)) for column in columns]
-            gaps = [means[at_a] - means[at_b] for at_a, at_b in places if at_a in means and at_b in means]
+            measured = [pair for pair in places if means.keys() >= {*pair}]
+            gaps = [means[at_a] - means[at_b] for at_a, at_b in measured]
             if any(gap > 0 for gap in gaps) and any(gap < 0 for gap in gaps):
                 names[f"{', '.join(row_a)} and {', '.join(row_b)}"] = None
     if names:

@@ -687,7 +687,10 @@ class MethodList:
             self.attributes = None
 
     def _sent_names(self) -> list[tuple[Method, str]]:
-        return [(method, value.name) for method in self.methods for value in method._server_values() if value.travels]
+        names = []
+        for method in self.methods:
+            names += [(method, value.name) for value in method._server_values() if value.travels]
+        return names
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""

@@ -210,7 +210,8 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     means.updates = shared_updates(run, outcome)
     of_objects = outcome.metrics.merged(run.workers)
     counted = {f"{name}/clients" for name in of_objects}
-    means.logged = {name: value for name, value in {**means.logged, **of_objects}.items() if name not in counted}
+    logged = {**means.logged, **of_objects}
+    means.logged = {name: value for name, value in logged.items() if name not in counted}
     run.stopwatch.lap("wait")
     seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
     for phase in VISIT_PHASES:

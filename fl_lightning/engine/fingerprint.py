@@ -77,6 +77,8 @@ def description_of(run: Run) -> dict[str, Any]:
             submodules[name] = {**describe_object(part), "training": part.training}
     parameters = module.named_parameters()
     trained = [f"{name} {value.dtype}" for name, value in parameters if value.requires_grad]
+    methods, callbacks = named(run.methods.methods), named(run.callbacks)
+    sections = ("model", "method", "data")
     run.description.update(
         trainer=describe_trainer(run),
         model={
@@ -86,10 +88,10 @@ def description_of(run: Run) -> dict[str, Any]:
             "optimizer": describe_optimizer(optimizer),
             "lr_scheduler": [describe_scheduler(scheduler) for scheduler in schedulers],
         },
-        method={name: describe_object(method) for name, method in named(run.methods.methods).items()},
+        method={name: describe_object(method) for name, method in methods.items()},
         data=describe_data(run.data),
-        config={key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
-        callbacks={name: describe_callback(callback) for name, callback in named(run.callbacks).items()},
+        config={key: to_plain(config.get(key), in_data=key == "data") for key in sections},
+        callbacks={name: describe_callback(callback) for name, callback in callbacks.items()},
         code=code_of_run(run.trainer, module, run.data, run.methods.methods),
     )
     return run.description
@@ -115,8 +117,10 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     }
     stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
     if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
-        description |= {name: getattr(trainer, name) for name in ("eval_every_n_rounds", "eval_every_seconds")}
-        asking = [part for part in run.callbacks if type(part).requires_evaluation is not Callback.requires_evaluation]
+        for name in ("eval_every_n_rounds", "eval_every_seconds"):
+            description[name] = getattr(trainer, name)
+        usual = Callback.requires_evaluation
+        asking = [part for part in run.callbacks if type(part).requires_evaluation is not usual]
         description["callbacks"] = [*map(describe_callback, asking)]
     return description
 
@@ -228,16 +232,19 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
         case partial():
             return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
         case FunctionType():
-            enclosed = getclosurevars(value).nonlocals.items()
-            return {"class": path_of(value), **{name: part for name, part in enclosed if type(part) in PLAIN}}
+            enclosed = getclosurevars(value).nonlocals
+            constants = {name: enclosed[name] for name in enclosed if type(enclosed[name]) in PLAIN}
+            return {"class": path_of(value), **constants}
         case _ if isinstance(value, FUNCTIONS):
             return path_of(value)
         case _ if isinstance(value, CONTAINERS) and (len(value) > MOST_ITEMS or depth >= DEPTH):
             return f"{len(value)} items"
         case Mapping():
-            names = [name for name in value if not (in_data and name in FREE_OF_DATA)]
-            dropped = (nn.Module, torch.Generator, *((os.PathLike,) if in_data else ()))
-            return {str(name): inner(value[name]) for name in names if not isinstance(value[name], dropped)}
+            entries, dropped = {}, (nn.Module, torch.Generator, *((os.PathLike,) if in_data else ()))
+            for name, part in value.items():
+                if not (isinstance(part, dropped) or (in_data and name in FREE_OF_DATA)):
+                    entries[str(name)] = inner(part)
+            return entries
         case list() | tuple():
             return [inner(part) for part in value]
         case set() | frozenset():
@@ -325,7 +332,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     changes |= differing(common, {name: code[name] for name in common}, "code")
     changes.pop("trainer.max_rounds", None)
     factors: Any = changes.get("trainer.client_lr_scheduler")
-    if factors and all(map(eq, *(part or repeat(1.0) for part in factors))):  # in all rounds common to both runs
+    # the rounds common to both runs; None is 1 in each
+    if factors and all(map(eq, *(part or repeat(1.0) for part in factors))):
         del changes["trainer.client_lr_scheduler"]
     return changes
 
@@ -361,7 +369,8 @@ def changes_of(
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of a run, it has no server; {hint}")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
-        causes = {key: changes[key] for key in changes if key.startswith(("seed_everything", "data."))}
+        begins = ("seed_everything", "data.")
+        causes = {key: changes[key] for key in changes if key.startswith(begins)}
         hint = "the partition differs; restore the data, num_clients and seed, or begin a new run with --weights"
         raise UsageError(message(path, causes or {"plan_hash": changes["plan_hash"]}, hint))
     rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds

@@ -86,7 +86,8 @@ def aggregate(run: Run, means: CohortMeans) -> None:
             why = "all clients that sent an update have the weight 0"
             run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
-        frozen = {name: server.state[name].double() + change for name, change in means.frozen_changes.items()}
+        changes = means.frozen_changes
+        frozen = {name: server.state[name].double() + change for name, change in changes.items()}
         server.step(delta, buffers | frozen)
         run.methods.on_round_end(server, payload)
         run.metrics.update(server.metrics)

@@ -76,10 +76,12 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     else:
         values = {"parameters": clone(select(client.live, update.delta))}
     logged = {name: (part.kind, float(part.total), float(part.weight)) for name, part in update.logged.items()}
+    frozen_changes = update.frozen_changes.items()
+    frozen = {name: to_float32_if_exact(value) for name, value in frozen_changes}
     return {
         **values,
         "buffers": update.others,
-        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen_changes.items()},
+        "frozen": frozen,
         "payload": {name: encode_weighted(part) for name, part in update.payload.items()},
         "weight": float(update.weight),
         "drift": update.drift,

@@ -60,11 +60,14 @@ class Versions:
     def needed(self, round_: int) -> set[int]:
         """Return the versions that visits need in a round, unless only its own visits need its version."""
         step = self.step(round_)
-        return {*step.in_flight, *(visit.version for visit in step.visits if visit.version < round_)}
+        older = (visit.version for visit in step.visits if visit.version < round_)
+        return {*step.in_flight, *older}
 
     def most_kept(self, rounds: Iterable[int]) -> int:
         """Return the largest number of versions that are kept in one of these rounds."""
-        return max((len(self.needed(round_)) for round_ in rounds), default=0) if self._schedule is not None else 0
+        if self._schedule is None:
+            return 0
+        return max((len(self.needed(round_)) for round_ in rounds), default=0)
 
     def begin_round(self, round_: int, names: Iterable[str]) -> None:
         """Drop versions that no visit needs any more, and keep the entries of the present one that a later round needs.
@@ -106,4 +109,5 @@ class Versions:
 
     def load_state_dict(self, state: dict[int, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run."""
-        self.kept = {number: Version(**move_data_to_device(parts, device)) for number, parts in state.items()}
+        on_device = move_data_to_device(state, device)
+        self.kept = {number: Version(**parts) for number, parts in on_device.items()}

@@ -275,7 +275,8 @@ class FlowerBackend:
             if steps:
                 if run.methods.seeing_updates:
                     single = ClientUpdate(k, update.weight, facts.num_examples, steps, 0, update.delta, update.others)
-                    received = {name: own_entries[k][name] for name in client.sent if name in own_entries[k]}
+                    of_client = own_entries[k]
+                    received = {name: of_client[name] for name in client.sent if name in of_client}
                     outcome.updates[k] = replace(single, payload=update.payload, received=received)
                 totals.add(update)
                 self.sites.accepted[k] = round_

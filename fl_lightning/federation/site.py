@@ -143,7 +143,8 @@ class Site:
         if not counts or not listed or not 0 <= numbers[0] < max(run.trainer.max_rounds, 1) or not numbers[1]:
             raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
         parts: Any = (shared.get("state"), client_message.get("state", {}))
-        state: Any = {**parts[0], **parts[1]} if all(isinstance(part, dict) for part in parts) else None
+        are_states = all(isinstance(part, dict) for part in parts)
+        state: Any = {**parts[0], **parts[1]} if are_states else None
         unsent = client_message.get("rest", {})
         check_tensors("the state", state, server.state, self.largest, run.client.travelling)
         check_tensors("the rest of the state", unsent, server.state, self.largest, [*unsent])

@@ -55,8 +55,8 @@ class FedAsync(Method):
         self.alpha, self.decay, self.power, self.after = alpha, decay, power, after
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        scaling = [type(method).__name__ for method in client.methods.methods if method.name == "fedbuff"]
-        require(not scaling, "FedAsync beside method", scaling, "both scale stale updates; keep one of them")
+        hint = "both scale stale updates; keep one of them"
+        require("fedbuff" not in client.methods.names, "FedAsync beside method", "FedBuff", hint)
 
     def on_fit_start(self, server: Server) -> None:
         hint = "each step takes one update; use trainer.asynchronous.size=1, or FedBuff"

@@ -31,8 +31,9 @@ class FFALoRA(FedIT):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         super().setup(client, optimizer)
-        self.fixed = [adapter.a for adapter in self.adapters if adapter.a in client.trainable]
+        factors = [adapter.a for adapter in self.adapters]
+        self.fixed_factors = [factor for factor in factors if factor in client.trainable]
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
-        for name in self.fixed:
+        for name in self.fixed_factors:
             client.live[name].grad = None

@@ -78,8 +78,8 @@ class HetLoRA(FedIT):
     def mask(self, name: str, k: int) -> Tensor:
         """Ones for the components of a factor that client k has, zeros for the others, in a shape that broadcasts."""
         shape, dim = self.shapes[name], self.component(name)
-        is_component_of_client = torch.arange(shape[dim]) < self.rank(k)
-        return is_component_of_client.view([-1 if place == dim else 1 for place in range(len(shape))]).double()
+        mask = torch.arange(shape[dim]) < self.rank(k)
+        return mask.view([-1 if place == dim else 1 for place in range(len(shape))]).double()
 
     def component(self, name: str) -> int:
         """The dimension of a factor that counts its components."""

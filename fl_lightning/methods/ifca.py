@@ -21,7 +21,7 @@ from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import ServerValue
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.server import Server
-from fl_lightning.core.state import State
+from fl_lightning.core.state import State, select
 from fl_lightning.core.updates import Updates
 from fl_lightning.core.weighted import Weighted
 from fl_lightning.data.client_loaders import leaves_of
@@ -125,24 +125,22 @@ class IFCA(AggregationRule):
         is_chosen = choices == torch.arange(self.clusters)[:, None]
         # the last row is of all clients, for shared entries
         weights = torch.cat([is_chosen * updates.weights, updates.weights[None]])
-        moves = weights.any(1).tolist()
-        models = {str(c): dict(model) for c, model in self.models.items()}
-        models["0"] = {name: server.state[name] for name in self.clustered}
-        result: State = {}
+        moves, result = weights.any(1).tolist(), dict[str, Tensor]()
+        # without recomputed statistics of BatchNorm, which are the same for all models
+        names = [name for name in self.clustered if name in updates.entries]
+        models = {c: select(model, names) for c, model in self.models.items()} | {"0": select(server.state, names)}
         for name, means in updates.combined(weights, mean=True).items():
-            if name not in models["0"]:
-                result[name] = means[-1]
+            result[name] = means[-1]
+            if name not in names:
                 continue
             for c in range(self.clusters):
-                if moves[c]:
-                    before = models[str(c)][name]
-                    value = before.double() + means[c] if name in updates.names else means[c]
-                    models[str(c)][name] = value.to(before.dtype)
-            result[name] = models["0"][name].double()
+                before = models[str(c)][name]
+                value = before.double() + means[c] if name in updates.names else means[c]
+                models[str(c)][name] = value.to(before.dtype) if moves[c] else before
+            # no change of a parameter is left for the server optimizer
+            result[name] = torch.zeros_like(means[-1]) if name in updates.names else models["0"][name].double()
         for c, number in enumerate(is_chosen.sum(1).tolist()):
             server.metrics[f"ifca/clients/{c}"] = number
         server.assign(models.pop("0"))
         self.models = models
-        # no change is left for the server optimizer
-        zeros = {name: torch.zeros_like(result[name]) for name in self.clustered if name in updates.names}
-        return result | zeros
+        return result

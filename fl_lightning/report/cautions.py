@@ -61,7 +61,8 @@ def of_run(tag: str, run: FitResult) -> Iterator[str]:
                 yield f"{run.name}: {name} was {value} in round {round_}."
                 break
     # a callback such as EarlyStopping, or simulated seconds, may have ended it
-    may_end = any(key.startswith(("trainer.callbacks.", "trainer.max_seconds")) for key in run.settings)
+    ending = ("trainer.callbacks.", "trainer.max_seconds")
+    may_end = any(key.startswith(ending) for key in run.settings)
     is_short = run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0)
     if is_short and run.run_dir is not None and not may_end:
         yield f"{run.name} is finished after {rounds_done(run)}: it stopped early, or its metrics.csv is cut."
@@ -80,7 +81,9 @@ def of_setting(part: Section) -> Iterator[str]:
     where = f" ({part.setting})" if part.setting else ""
     seeds = part.runs.groupby("line", sort=False)["seed"].agg(tuple)
     if seeds.nunique() > 1:
-        ranges = [f"{line}: {len(of_line)} ({of_line[0]} to {of_line[-1]})" for line, of_line in seeds.items()]
+        ranges = []
+        for line, of_line in seeds.items():
+            ranges.append(f"{line}: {len(of_line)} ({of_line[0]} to {of_line[-1]})")
         text = "; ".join(ranges)
         yield f"The seeds are not the same for all{where}: {text}. Differences are of the seeds that both have."
     tags = sorted(tag for tag in part.rounds if tag.startswith("scores/"))

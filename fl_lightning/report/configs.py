@@ -115,7 +115,9 @@ def method_names(config: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------ several configs
 def config_frame(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return configs as texts: a row for each, a column for each dotted key, and None where a config lacks the key."""
-    texts = [{key: config_text(value) for key, value in of_config.items()} for of_config in settings]
+    texts = []
+    for of_config in settings:
+        texts.append({key: config_text(value) for key, value in of_config.items()})
     frame = pd.DataFrame(texts, range(len(texts)), dtype=object)
     return frame.where(frame.notna(), None)
 

@@ -179,5 +179,6 @@ def measured_cards(section: Section) -> Iterator[Card]:
                     caption += f" The first {PANELS} of {len(figure.drawings)} are drawn."
                 title = ": ".join(filter(None, [heading, figure.title]))
                 name = f"{file.removesuffix('.npz')}-{figure.name.rpartition('/')[2]}"
-                drawings = {str(number): draw for number, draw in enumerate(figure.drawings[:PANELS], 1)}
+                panels = enumerate(figure.drawings[:PANELS], 1)
+                drawings = {str(number): draw for number, draw in panels}
                 yield Card(name, title, caption, drawings, heading=heading)

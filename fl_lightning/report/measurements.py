@@ -71,7 +71,8 @@ def up_to_common_round(seeds: Sequence[Arrays]) -> list[Arrays]:
     common_parts = [string_arrays(arrays) for arrays in seeds]
     for name in dict.fromkeys(name for arrays in seeds for name in arrays):
         pairs = zip(common_parts, seeds, strict=True)
-        pairs_with_array = [(part, arrays) for part, arrays in pairs if name in arrays and name not in part]
+        lacking = [(part, arrays) for part, arrays in pairs if name not in part]
+        pairs_with_array = [(part, arrays) for part, arrays in lacking if name in arrays]
         rounds_of_seeds = [set(rounds_of(arrays, name)) for _, arrays in pairs_with_array]
         common = set.intersection(*rounds_of_seeds) if rounds_of_seeds else set()
         for part, arrays in pairs_with_array if common else ():

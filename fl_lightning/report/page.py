@@ -75,7 +75,9 @@ class Report:
             comparisons += ((section.title, comparison) for comparison in section.comparisons.values())
         texts[f"{stem}.csv"] = titled_csv(comparisons)
         texts[f"{stem}.runs.csv"] = tables.runs_csv(self.sections)
-        of_papers = [(study.title, comparison) for study in self.studies for comparison in study.comparisons]
+        of_papers = []
+        for study in self.studies:
+            of_papers += [(study.title, comparison) for comparison in study.comparisons]
         if of_papers:
             texts[f"{stem}.paper.csv"] = titled_csv(of_papers)
         return {f"{stem}.html": self.in_html(list(texts)), **texts}

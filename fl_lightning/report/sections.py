@@ -236,7 +236,8 @@ def with_tag(run: FitResult, tag: str) -> FitResult:
     name = next((name for name in names if run.values(name)), tag)
     if name == tag or run.values(tag):
         return run
-    history = History({tag if key == name else key: row[key] for key in row} for row in run.history)
+    renamed_rows = [{tag if key == name else key: row[key] for key in row} for row in run.history]
+    history = History(renamed_rows)
     return replace(run, history=history, notes=[*run.notes, f"its {name} is shown as {tag}"])
 
 

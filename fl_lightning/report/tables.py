@@ -49,7 +49,8 @@ def rounds_done(run: FitResult) -> str:
 def results_tables(section: Section) -> Iterator[TextTable]:
     """Yield the results of a section of one setting, and its differences to the baseline."""
     metric, notes, rows = section.metric, dict[str, str](), list[list[str | StyledText]]()
-    comparisons = [comparison for show, comparison in section.comparisons.items() if show != "fair"]
+    by_show = section.comparisons.items()
+    comparisons = [comparison for show, comparison in by_show if show != "fair"]
     for line, runs in section.runs.groupby("line", sort=False):
         rounds = runs["rounds"]
         numbers = [entry_text(comparison, (line,), notes) for comparison in comparisons]

@@ -167,7 +167,7 @@ def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
     required, number, statements = set(names), -1, list[ast.stmt]()
     while number != len(required):
         number = len(required)
-        statements = [statement for statement in tree.body if required & names_assigned_by(statement)]
+        statements = [part for part in tree.body if required & names_assigned_by(part)]
         for node in ast.walk(ast.Module(statements, [])):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 required.add(node.id)

@@ -16,8 +16,14 @@ from fl_lightning.training.device_loaders import TRANSFER_HOOKS
 @pytest.fixture
 def cached(run, undrawn, monkeypatch):
     """``cached()`` trains, and returns the number of cached models in each visit."""
-    held, end = [], ReferenceModels.end
-    monkeypatch.setattr(ReferenceModels, "end", lambda self: (held.append(len(self._caches)), end(self)))
+    held, clear = [], ReferenceModels.clear
+
+    def noted(self, **of_start):
+        if not of_start:  # at the end of a visit
+            held.append(len(self._caches))
+        clear(self, **of_start)
+
+    monkeypatch.setattr(ReferenceModels, "clear", noted)
 
     def train(model=None, data=None, **kwargs):
         held.clear()

@@ -5,12 +5,12 @@ import torch
 from helpers.errors import refused
 from helpers.lora import lora_model
 from helpers.methods import METHODS, NAMES, Chosen, Shifted
-from helpers.runs import Stops, assert_same_bits, differs, history
+from helpers.runs import Stops, assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
 from helpers.runs import train_in_turn as fit
 from helpers.tiers import sample
 
 from fl_lightning import Method
-from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks import Callback, PersonalAccuracy
 from fl_lightning.methods import DPFedAvg, FedBN, FedProx
 from fl_lightning.utilities.errors import SharedStateError
 
@@ -224,3 +224,14 @@ def test_entries_that_do_not_travel_are_refused(tmp_path, hook):
     value = model.state_dict()[frozen]
     with refused(f"method=Returns: {hook}", frozen):
         fit(tmp_path, [returning(hook, {frozen: value})], model=lora_model, max_rounds=1)
+
+
+@pytest.mark.parametrize("name", ["IFCA", "FedAMP, FedProx"])
+def test_the_command_test_evaluates_what_the_next_visits_would_begin_with(tmp_path, name):
+    how = {"callbacks": [PersonalAccuracy(fine_tune_steps=0)], "cohort_size": 3}
+    _, trainer = fit(tmp_path, METHODS[name](), max_rounds=1, **how)
+    again = small_trainer(tmp_path, callbacks=[PersonalAccuracy(fine_tune_steps=0)])
+    path = trainer.run_dir / "checkpoints" / "last.ckpt"
+    data = small_data(train_size=120, test_size=50, num_clients=4)
+    metrics = again.test(plain_sgd_model(), data, path, method=METHODS[name]())
+    assert metrics["personal/accuracy"] == trainer.metrics["personal/accuracy"]

@@ -181,7 +181,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
                 raise update
             client.memories().commit_visit(k)
             results.close()
-            num_batches = sum(sum(fit_progress.at(done, training.num_batches(k)).passes) for k in part)
+            progress_of_clients = (fit_progress.at(done, training.num_batches(k)) for k in part)
+        num_batches = sum(sum(progress.passes) for progress in progress_of_clients)
     sums = []
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
