@@ -91,7 +91,7 @@ class LocalTraining:
         self.num_batches = cache(partial(num_batches, loaders.data))
         self._has_gradients = self._skips = self._closes = self._overflows = self._warned = False
         # the first round in which a visit changed requires_grad, by parameter
-        self._first_changes: dict[str, int] = {}
+        self._first_rounds: dict[str, int] = {}
         strategy = client.worker_module.trainer_shim.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 
@@ -277,18 +277,22 @@ class LocalTraining:
 
     def _warn_of_reverted(self, round_: int) -> None:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
-        trained, live, first_changes = {*self.client.trainable}, self.client.live, self._first_changes
+        trained, live, first_rounds = {*self.client.trainable}, self.client.live, self._first_rounds
         changed = [name for name in live if live[name].requires_grad != (name in trained)]
+<<<<<<< HEAD
         earlier = [name for name, first_round in first_changes.items() if first_round < round_]
+=======
+        earlier = [name for name in first_rounds if first_rounds[name] < round_]
+>>>>>>> 6a69fe5408b38df6d5abfe52b296e3df5b0cf142
         reverted = [name for name in earlier if name not in changed]
         if reverted and not self._warned:
             kind, names = type(self.client.module).__name__, ", ".join(reverted)
-            before = first_changes[reverted[0]]
+            before = first_rounds[reverted[0]]
             text = f"changes in round {before}, and not in round {round_}, as a visit begins with its first value; "
             text += "change it in each visit, as by current_epoch >= 3 in place of == 3"
             rank_zero_warn(f"model={kind}: requires_grad of {truncate(names, LONGEST_LIST)} {text}")
         self._warned |= bool(reverted)
-        self._first_changes = dict.fromkeys(changed, round_) | first_changes
+        self._first_rounds = dict.fromkeys(changed, round_) | first_rounds
 
     def _pass(self, loader: ClientLoader, length: int, fit_progress: FitProgress) -> Iterator[TrainingBatch]:
         """A pass over the batches, of ``length`` at most."""

@@ -318,7 +318,7 @@ class LoggedValue:
         # the name, and Lightning's names for the values of a step and an epoch
         self.plain = self.step_name = self.epoch_name = spec.name + spec.suffix
         if spec.on_step and spec.on_epoch:
-            self.step_name, self.epoch_name = (f"{spec.name}_{part}{spec.suffix}" for part in ("step", "epoch"))
+            self.step_name, self.epoch_name = f"{spec.name}_step{spec.suffix}", f"{spec.name}_epoch{spec.suffix}"
         self.arguments: Any = None  # of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
