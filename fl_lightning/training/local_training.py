@@ -279,11 +279,7 @@ class LocalTraining:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
         trained, live, first_rounds = {*self.client.trainable}, self.client.live, self._first_rounds
         changed = [name for name in live if live[name].requires_grad != (name in trained)]
-<<<<<<< HEAD
-        earlier = [name for name, first_round in first_changes.items() if first_round < round_]
-=======
         earlier = [name for name in first_rounds if first_rounds[name] < round_]
->>>>>>> 6a69fe5408b38df6d5abfe52b296e3df5b0cf142
         reverted = [name for name in earlier if name not in changed]
         if reverted and not self._warned:
             kind, names = type(self.client.module).__name__, ", ".join(reverted)
