@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -208,6 +209,8 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
+    if options.add:
+        say(expected_time(cells, all_cells, finished_before, options.jobs))
     scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say)
     scheduler.run()
     if status := why_ended(scheduler, options.again):
@@ -257,6 +260,28 @@ def print_standings(
         say(f"The rows ran on {names}: rounding differs between machines; --rerun ROW runs one here.")
     with writing_into("--output", options.output, LATER):
         return write_leaderboard(suite, board, options.add, options.output)
+
+
+def expected_time(
+    cells: Sequence[Cell], all_cells: Sequence[Cell], results: Mapping[str, CellResult], jobs: int
+) -> str:
+    """How long cells take, if their rounds take as long as those of the finished rows of their setting."""
+    seconds_of_settings = defaultdict[str, list[float]](list)
+    for cell in all_cells:
+        seconds = results[cell.digest].seconds if cell.digest in results else None
+        if seconds:
+            seconds_of_settings[setting_of(cell)].append(seconds)
+    total = 0.0
+    for cell in cells:
+        of_setting = seconds_of_settings[setting_of(cell)] or [0.0]
+        total += statistics.median(of_setting) * int(look_up(cell.config, "trainer.max_rounds", 10))
+    time = f"about {as_time(total / jobs)} if their rounds take as long as the other rows'" if total else "unknown time"
+    return f"{count(len(cells), 'cell')} to run, {time}"
+
+
+def setting_of(cell: Cell) -> str:
+    """The labels of a cell on all axes but the method's."""
+    return ", ".join(label for axis, label in cell.labels.items() if axis != AXIS)
 
 
 def finished(results: Mapping[str, CellResult]) -> dict[str, CellResult]:

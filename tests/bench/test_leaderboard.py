@@ -67,6 +67,8 @@ def suite(bench, tmp_path):
 def test_only_the_added_row_runs_and_its_rank_and_differences_are_those_by_hand(bench, suite, tmp_path):
     ended = bench(suite, "--add", "mine.yaml", "--output", "out", answer=answer)
     assert ended.status == 0
+    # two rounds of half a second in each cell
+    assert ended.out.startswith("6 cells to run, about 6 s if")
     assert ended.ran == [f"data={data},method=mine,seed={seed}" for seed in range(3) for data in "AB"]
     assert "A, global model: mine: 52.00 over 3 seeds, rank 2 of 4" in ended.out
     # the differences in the seeds are 10, 11, 12: Student's 97.5 % quantile with 2 degrees is 4.303
