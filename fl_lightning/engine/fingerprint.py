@@ -157,11 +157,14 @@ def describe_scheduler(config: Any) -> dict[str, Any]:
 def describe_data(data: Any) -> dict[str, Any]:
     """Describe the data module, its labels, and the training loader of the first client with batches."""
     k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
-    labels = data.plan.labels
+    labels, description = data.plan.labels, describe_object(data, in_data=True)
+    loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
+    # a DataLoader with a batch size creates its batch sampler
+    repeated = {"class", *description, *(["batch_sampler"] if loader.get("batch_size") else [])}
     return {
-        **describe_object(data, in_data=True),
+        **description,
         "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
-        "train_dataloader": None if k is None else describe_object(data.train_dataloader(k), in_data=True),
+        "train_dataloader": {name: loader[name] for name in loader if name not in repeated},
     }
 
 
