@@ -77,11 +77,11 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--dry-run", action="store_true", help="print the number of cells and their estimated time")
         parser.add_argument("--status", action="store_true", help="print the tables so far, run nothing")
         about = "rows to add to the axis method, and to run: a config's file, or the class of a method"
-        parser.add_argument("--add", metavar="ROW", **many)
+        parser.add_argument("--add", metavar="ROW", help=about, **many)
         about = "values of a coefficient, tuned first for each row of --add, such as mu=0.1,1,10"
-        parser.add_argument("--tune", metavar="KEY=VALUES", **many)
+        parser.add_argument("--tune", metavar="KEY=VALUES", help=about, **many)
         about = "rows to run here although the suite comes with their cells, such as FedAvg"
-        parser.add_argument("--rerun", metavar="ROW", **many)
+        parser.add_argument("--rerun", metavar="ROW", help=about, **many)
         about = "files of cells, for example from another machine, whose finished cells are not run again"
         parser.add_argument("--load", metavar="FILE", type=Path, help=about, **many)
         about = "finished cells whose own code has changed since: run them again, or keep them"
