@@ -60,7 +60,7 @@ def endpoints(suite: Suite) -> list[tuple[str, Table]]:
     return numbers
 
 
-def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
+def frame_of_runs(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
     """Return a line for each finished run, with its setting, method, seed, number, partition and costs."""
     lines = []
     for number in suite_comparison(suite, table, cells, results).numbers:
@@ -82,7 +82,7 @@ class Standing:
     Args:
         suite: the suite.
         show: the endpoint.
-        numbers: the lines of :func:`numbers_of` of one setting.
+        numbers: the lines of :func:`frame_of_runs` of one setting.
 
     Attributes:
         frame: a line for each method from best to worst: its rank, the mean and deviation over the seeds, the paired
@@ -161,7 +161,7 @@ def standings(
     """Return the standing of each setting by each endpoint with a finished run."""
     board = {}
     for endpoint, table in endpoints(suite):
-        numbers = numbers_of(suite, table, cells, results)
+        numbers = frame_of_runs(suite, table, cells, results)
         for setting, of_setting in numbers.groupby("setting", sort=False) if len(numbers) else ():
             board[str(setting), endpoint] = Standing(suite, table.show, of_setting)
     return board
