@@ -18,10 +18,10 @@ from fl_lightning.bench.shows import Fair, Show
 from fl_lightning.bench.statistics import Difference, holm, p_value, paired_difference
 from fl_lightning.bench.suite import Suite, Table
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, latex_tables, markdown, plain_table
+from fl_lightning.bench.tuner import AXIS
 from fl_lightning.utilities.errors import count, require
 from fl_lightning.utilities.yaml_files import read_yaml
 
-AXIS = "method"
 # metrics of the last round that are shown beside the accuracy: name and unit
 BESIDE = {
     "rank/representation/effective": ("effective rank", 1.0),

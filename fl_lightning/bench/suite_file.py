@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,12 +145,14 @@ def load_suite(path: str | Path) -> Suite:
 
 
 def tuned_overrides(
-    folder: Path, axes: Mapping[str, Mapping[str, Any]]
+    folder: Path, axes: Mapping[str, Mapping[str, Any]], methods: Collection[str] | None = None
 ) -> Iterator[tuple[Choice, tuple[Fragment, ...]]]:
-    """Yield the files of ``tune`` in a folder, each with the labels of its cells."""
+    """Yield the files of ``tune`` in a folder, by default of all methods, each with the labels of its cells."""
     settings = [axis for axis in axes if axis != "method"]
     for file in sorted(folder.rglob("*.yaml")):
         *parts, name = file.relative_to(folder).with_suffix("").parts
+        if methods is not None and name not in methods:
+            continue
         by_axis = {"method": name, **dict(zip(settings, parts, strict=False))}
         when = {}
         for axis, part in by_axis.items():

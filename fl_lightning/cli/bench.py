@@ -148,7 +148,8 @@ def tuned_rows(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragme
     searching = replace(suite, tune={**suite.tune, "search": dict.fromkeys(options.add, values)})
     status = tune(argparse.Namespace(**{**vars(options), "only": [], "seeds": None, "trials": None}), searching, extra)
     require(status == 0, "--tune", options.tune, "no trial of a row has succeeded; the lines above say why")
-    overrides = tuned_overrides(options.output / "tuned", suite.axes)
+    # an earlier command may have tuned other rows there
+    overrides = tuned_overrides(options.output / "tuned", suite.axes, set(map(file_part, options.add)))
     return replace(suite, overrides=(*suite.overrides, *overrides))
 
 
@@ -258,6 +259,7 @@ def print_standings(
     if len(machines) > 1:
         names = "; ".join(sorted(machines))
         say(f"The rows ran on {names}: rounding differs between machines; --rerun ROW runs one here.")
+    make_folder(options.output, "--output")
     with writing_into("--output", options.output, LATER):
         return write_leaderboard(suite, board, options.add, options.output)
 

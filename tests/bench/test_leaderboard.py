@@ -109,6 +109,11 @@ def test_rerun_runs_a_row_here(bench, suite):
 def test_the_coefficient_is_tuned_in_each_setting_on_the_seeds_of_the_suite(bench, suite, tmp_path):
     ended = bench(suite, "--add", "mine.yaml", "--tune", "mu=0.01,0.1,1", "--output", "out", answer=answer)
     assert ended.status == 0 and len(ended.ran) == 2 * 3 + 6
+    # a file of another command is no hindrance, nor is a folder that is not there yet
+    (tmp_path / "out" / "tuned" / "A" / "Other.yaml").write_text("method: [Other]")
+    assert bench(suite, "--add", "mine.yaml", "--tune", "mu=0.01,0.1,1", "--output", "out", answer=answer).status == 0
+    (tmp_path / "equal.yaml").write_text(yaml.safe_dump({"method": [PROX]}))
+    assert bench(suite, "--add", "equal.yaml", "--output", "new", answer=answer).ran == []
     for data in "AB":
         tuned = yaml.safe_load((tmp_path / "out" / "tuned" / data / "mine.yaml").read_text())
         assert tuned["method"][0]["init_args"] == {"mu": 0.1}
