@@ -15,11 +15,11 @@ from fl_lightning.bench.comparison import suite_comparison
 from fl_lightning.bench.config_fragments import Fragment, fragments_of, write_text
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.shows import Fair, Show
-from fl_lightning.bench.statistics import Difference, holm, p_value, paired_difference
+from fl_lightning.bench.statistics import Difference, fairness, holm, p_value, paired_difference
 from fl_lightning.bench.suite import Suite, Table
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, latex_tables, markdown, plain_table
 from fl_lightning.bench.tuner import AXIS
-from fl_lightning.utilities.errors import count, require
+from fl_lightning.utilities.errors import OF_OWN_MODELS, count, require
 from fl_lightning.utilities.yaml_files import read_yaml
 
 # metrics of the last round that are shown beside the accuracy: name and unit
@@ -28,7 +28,8 @@ BESIDE = {
     "bytes/up": ("MB up", 1e-6),
     "bytes/down": ("MB down", 1e-6),
 }
-COSTS = [*(name for name, _ in BESIDE.values()), "seconds a round"]
+WORST = "worst tenth of the clients"
+NUMBERS_BESIDE = [WORST, *(name for name, _ in BESIDE.values()), "seconds a round"]
 
 
 def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
@@ -61,15 +62,21 @@ def endpoints(suite: Suite) -> list[tuple[str, Table]]:
 
 
 def frame_of_runs(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
-    """Return a line for each finished run, with its setting, method, seed, number, partition and costs."""
+    """Return a line for each finished run, with its setting, method, seed, number, partition and numbers beside it.
+
+    Only tables of the clients' accuracies have runs without a model that all clients share.
+    """
     lines = []
     for number in suite_comparison(suite, table, cells, results).numbers:
         labels, result = dict(number.labels), number.result
         if number.value is None or labels.pop(table.show.added_axis, "accuracy") != "accuracy":
             continue
+        if not isinstance(table.show, Fair) and any(OF_OWN_MODELS in warning for warning in result.warnings):
+            continue
         method = labels.pop(AXIS)
         line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.seed}
         line |= {"value": number.value, "plan": result.plan, "seconds a round": result.seconds}
+        line[WORST] = 100 * fairness(result.metrics, {}).get("worst_tenth", math.nan)
         for tag, (name, scale) in BESIDE.items():
             line[name] = scale * result.metrics.get(tag, math.nan)
         lines.append(line)
@@ -86,7 +93,7 @@ class Standing:
 
     Attributes:
         frame: a line for each method from best to worst: its rank, the mean and deviation over the seeds, the paired
-            difference to the baseline with its interval and p-value by Holm, and the costs. A method with other
+            difference to the baseline with its interval and p-value by Holm, and further numbers. A method with other
             partitions than the baseline's, such as IID clients, has no rank and no difference.
     """
 
@@ -111,7 +118,7 @@ class Standing:
         lower_is_better = show.lower_is_better(suite)
         ranks = frame["mean"].where(comparable).rank(ascending=lower_is_better, method="min")
         frame.insert(0, "rank", ranks.astype("Int64"))
-        frame = frame.join(runs[COSTS].mean()).join(runs.size().rename("seeds"))
+        frame = frame.join(runs[NUMBERS_BESIDE].mean()).join(runs.size().rename("seeds"))
         self.frame = frame.sort_values(["rank", "mean"], ascending=[True, lower_is_better], kind="stable")
 
     def difference(self, method: str, other: str) -> Difference | None:
@@ -147,11 +154,11 @@ class Standing:
             interval = (row["low"], row["high"]) if pd.notna(row["low"]) else None
             difference = difference_text(row["difference"], interval) if pd.notna(row["difference"]) else "-"
             mean = f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if pd.notna(row["deviation"]) else "")
-            costs = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in COSTS]
+            beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in NUMBERS_BESIDE]
             p = f"{row['p']:.3f}" if pd.notna(row["p"]) else "-"
             rank = row["rank"] if pd.notna(row["rank"]) else "-"
-            lines.append([rank, method, mean, difference, p, *costs, int(row["seeds"])])
-        heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *COSTS, "seeds"]
+            lines.append([rank, method, mean, difference, p, *beside, int(row["seeds"])])
+        heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *NUMBERS_BESIDE, "seeds"]
         return plain_table(caption, ["rank", AXIS], heads, lines)
 
 
