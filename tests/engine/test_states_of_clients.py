@@ -174,28 +174,19 @@ def test_what_a_hook_keeps_on_itself_is_undone_before_the_next_client(tmp_path):
     assert_same_bits(plain, counted)
 
 
-class Again(Shifted):
-    name = "again"
-    has_personal_models = False
-
-
-class ChoosesAgain(Chosen):
-    has_personal_models = False
-
-
 def returning(hook, value):
-    class Returns(Method):
-        pass
+    return type("Returns", (Method,), {hook: lambda self, *args: value})()
 
-    setattr(Returns, hook, lambda self, *args: value)
-    return Returns()
+
+def again(base):
+    return type(f"{base.__name__}Again", (base,), {"name": "again", "has_personal_models": False})()
 
 
 BIAS = torch.zeros(10)
 REFUSED = {
     "two methods with models": (lambda: [Shifted(), Chosen()], "method=['Shifted', 'Chosen']"),
-    "one entry, by the server": (lambda: [Shifted(), Again()], "method=['Shifted', 'Again']"),
-    "one entry, by the client": (lambda: [Shifted(), ChoosesAgain()], "method=['Shifted', 'ChoosesAgain']"),
+    "one entry, by the server": (lambda: [Shifted(), again(Shifted)], "method=['Shifted', 'ShiftedAgain']"),
+    "one entry, by the client": (lambda: [Shifted(), again(Chosen)], "method=['Shifted', 'ChosenAgain']"),
     "DPFedAvg, sent_state": (lambda: [returning("sent_state", None), DPFedAvg(noise=0)], "sent_state"),
     "DPFedAvg, sent_extras": (lambda: [returning("sent_extras", None), DPFedAvg(noise=0)], "sent_extras"),
     "DPFedAvg, start_state": (lambda: [returning("start_state", None), DPFedAvg(noise=0)], "start_state"),
