@@ -226,8 +226,7 @@ def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
-    [("null", None), ("{weights: null, sizes: [null, 1]}", {"weights": None, "sizes": [None, 1]})],
+    ("given", "options"), [("null", None), ("{weights: null, sizes: [null, 1]}", {"weights": None, "sizes": [None, 1]})]
 )
 def test_null_on_the_command_line_is_null_in_a_part_of_the_model(capsys, given, options):
     network = ["--model.encoder=Backbone", "--model.encoder.network=torchvision.models.resnet18"]

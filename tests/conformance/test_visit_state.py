@@ -55,9 +55,7 @@ class Collects(TinyModule):
         return self.step(batch)
 
 
-class WithPredict(TinyData):
-    def predict_dataloader(self):
-        return DataLoader(self.rows(18, 30), batch_size=4)
+WithPredict = variant(TinyData, predict_dataloader=lambda self: DataLoader(self.rows(18, 30), batch_size=4))
 
 
 def after(command, devices=0, collects=True):
@@ -186,9 +184,7 @@ class Modes(TinyModule):
         note("validation", self.modes())
 
 
-class LeavesEval(Modes):
-    def on_train_end(self):
-        self.body.eval()
+LeavesEval = variant(Modes, on_train_end=lambda self: self.body.eval())
 
 
 class OwnEval(Modes):

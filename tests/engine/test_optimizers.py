@@ -192,12 +192,10 @@ def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path):
 
     seen = []
 
-    class Looks(Callback):
-        def on_client_end(self, trainer, client):
-            seen.append((type(client.lr), client.lr))
+    looks = variant(Callback, on_client_end=lambda self, trainer, client: seen.append((type(client.lr), client.lr)))()
 
     model = Falls(lambda parameters: SGD(parameters, lr=torch.tensor(1.0)))
-    small_trainer(tmp_path, max_rounds=1, callbacks=[Looks()]).fit(model, clients(TinyData()))
+    small_trainer(tmp_path, max_rounds=1, callbacks=[looks]).fit(model, clients(TinyData()))
     assert seen == [(float, 0.5**4)]
 
 

@@ -5,6 +5,7 @@ import torch
 from helpers.errors import refused
 from helpers.runs import Stops, assert_same_bits, differs
 from helpers.runs import train_in_turn as fit
+from helpers.tiny import variant
 
 from fl_lightning import Method, Weighted
 from fl_lightning.core.systems import SystemsHeterogeneity
@@ -23,9 +24,7 @@ class Rewritten(Method):
         return updates.replaced({name: updates.entry(name) for name in (*updates.names, *updates.float_buffers)})
 
 
-class Uniform(Method):
-    def aggregate(self, server, updates):
-        return updates.combined([1.0] * len(updates), mean=True)
+Uniform = variant(Method, aggregate=lambda self, server, updates: updates.combined([1.0] * len(updates), mean=True))
 
 
 class Median(Method):

@@ -8,6 +8,7 @@ from helpers.methods import METHODS, NAMES, Chosen, Shifted
 from helpers.runs import Stops, assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
 from helpers.runs import train_in_turn as fit
 from helpers.tiers import sample
+from helpers.tiny import variant
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback, PersonalAccuracy
@@ -132,11 +133,9 @@ def test_extras_count_with_their_size_and_replaced_entries_once(tmp_path):
 
 
 def test_numbers_that_do_not_travel_are_not_counted(tmp_path):
-    class Part(Shifted):
-        def sent_numbers(self, k):
-            return {"classifier.bias": k}
+    part = variant(Shifted, sent_numbers=lambda self, k: {"classifier.bias": k})()
 
-    rows = [fit(tmp_path, [method], max_rounds=1)[1].metrics for method in (Shifted(), Part())]
+    rows = [fit(tmp_path, [method], max_rounds=1)[1].metrics for method in (Shifted(), part)]
     unsent = sum(4 * (10 - k) for k in range(4))
     for tag in ("bytes/down", "bytes/up"):
         assert rows[0][tag] - rows[1][tag] == unsent
