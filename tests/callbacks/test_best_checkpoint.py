@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer, watched
 
 from fl_lightning.callbacks import BestCheckpoint, Callback
@@ -53,8 +53,3 @@ def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_p
     with warned("ckpt_path=", "method=[]", "moon"):
         metrics = small_trainer(tmp_path).test(plain_sgd_model(), data(), best(tmp_path))
     assert metrics["test/accuracy"] == pytest.approx(whole.history[1]["test/accuracy"])
-
-
-def test_a_metric_that_is_not_logged_is_refused(tmp_path):
-    with refused("BestCheckpoint.monitor='val/loss'", "test/loss"):
-        fit(tmp_path, BestCheckpoint("val/loss"))
