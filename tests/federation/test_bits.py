@@ -137,7 +137,7 @@ ASYNCHRONOUS = {"class_path": "Buffered", "init_args": {"concurrency": 2}}
         ([], {"clock": {"class_path": "Clock"}, "asynchronous": ASYNCHRONOUS}, "trainer.clock"),
     ],
 )
-def test_label_counts_of_all_clients_attacks_and_simulated_seconds_are_refused_at_sites(tmp_path, methods, options, named):
+def test_what_sites_cannot_know_or_should_not_do_is_refused(tmp_path, methods, options, named):
     config = copy.deepcopy(SMALL)
     config["trainer"] |= options
     with refused(named):
