@@ -138,6 +138,15 @@ def train_by_hand(model, data, seed, round_, k):
         optimizer.step()
 
 
+def descend(loss, z, steps=60, lr=0.5):
+    """``z`` after some steps of gradient descent on ``loss``."""
+    z = z.clone().requires_grad_()
+    for _ in range(steps):
+        (gradient,) = torch.autograd.grad(loss(z), z)
+        z = (z - lr * gradient).detach().requires_grad_()
+    return z.detach()
+
+
 def history(trainer):
     """Return the metrics of all rounds, without seconds and places."""
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
