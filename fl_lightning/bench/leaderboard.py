@@ -188,7 +188,7 @@ def standings(
 
 
 def forests(board: Mapping[tuple[str, str], Standing], added: Collection[str] = ()) -> Figure:
-    """Draw the differences to the baseline with their intervals, a panel for each standing.
+    """Draw the differences to the baseline with their intervals, a column for each setting, a row for each endpoint.
 
     Args:
         board: the standings.
@@ -210,7 +210,7 @@ def forests(board: Mapping[tuple[str, str], Standing], added: Collection[str] = 
         labels = {"title": ", ".join(filter(None, part)), "xlabel": f"minus {standing.baseline}"}
         drawings.append(forest([*names.values()], estimates, significant, **labels))
         rows = max(rows, len(compared))
-    return laid_out(drawings, columns=2, size=(3.6, 1 + 0.17 * rows))
+    return laid_out(drawings, columns=len({setting for setting, _ in board}), size=(3.6, 1 + 0.17 * rows))
 
 
 def write_leaderboard(
