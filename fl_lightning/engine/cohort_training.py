@@ -27,6 +27,7 @@ from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.training.local_training import PARTS_OF_STEP
+from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import (
     ClientError,
     LostWorkerError,
@@ -151,6 +152,18 @@ def ends_too_late(run: Run, round_: int) -> bool:
     """Whether a round ends after ``trainer.max_seconds``; the rounds before it are done."""
     limit = run.trainer.max_seconds
     return limit is not None and end_of_round(run, round_, simulate_systems(run, round_)) > MICROSECONDS * limit
+
+
+def planned_rounds(run: Run, done: int) -> int:
+    """The number of rounds that a run of which ``done`` are over will have, by the present sizes of what travels."""
+    if run.trainer.max_seconds is None:
+        return run.trainer.max_rounds
+    number = done
+    with patched(run.server, microseconds=run.server.microseconds):
+        while number < run.trainer.max_rounds and not ends_too_late(run, number):
+            run.server.microseconds = end_of_round(run, number, simulate_systems(run, number))
+            number += 1
+    return number
 
 
 def follow_schedule(run: Run) -> None:

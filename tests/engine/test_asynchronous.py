@@ -12,6 +12,7 @@ from fl_lightning import Method, ServerValue
 from fl_lightning.core.clock import Buffered, Clock
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data.partitioners import IID
+from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, FedProx
 from fl_lightning.utilities.errors import ClientError
 
@@ -222,6 +223,16 @@ def test_the_run_ends_before_the_first_step_that_is_too_late(tmp_path):
         assert not run(tmp_path / "none", max_seconds=0.001)[1]
     _, rounds = run(tmp_path / "rounds", asynchronous=None, clock=Clock(step_seconds=0.0, latency=2.0), max_seconds=5.0)
     assert [row["clock/seconds"] for row in rounds] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("asynchronous", [None, BY_TWO])
+def test_doctor_counts_the_rounds_of_simulated_seconds(tmp_path, asynchronous):
+    how = {"max_rounds": 1000, "max_seconds": 60.0, "clock": CLOCK, "asynchronous": asynchronous}
+    _, history = run(tmp_path, **how)
+    plan = small_trainer(tmp_path, **how).doctor(small_model(), small_data(num_clients=6, partitioner=IID()))
+    assert plan["run"]["rounds"] == len(history) < 1000
+    assert plan["seconds"]["run"] == pytest.approx(len(history) * plan["seconds"]["round"])
+    assert f"{len(history)} in 60 simulated seconds" in as_text(plan)
 
 
 def test_the_first_step_after_each_multiple_of_seconds_is_evaluated(tmp_path):
