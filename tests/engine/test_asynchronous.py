@@ -1,6 +1,5 @@
 """An asynchronous run: its server steps after each few updates, of clients that began with older states."""
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,7 +12,7 @@ from fl_lightning.core.clock import Buffered, Clock
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data.partitioners import IID
 from fl_lightning.engine.commands.doctor import as_text
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, FedProx
+from fl_lightning.methods import IFCA, SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, FedProx
 from fl_lightning.utilities.errors import ClientError
 
 CLOCK = Clock(spread=0.7, jitter=0.2)
@@ -39,17 +38,23 @@ def test_with_all_clients_and_equal_durations_it_is_fedavg(tmp_path):
         assert row["test/accuracy"] == step["test/accuracy"]
 
 
-def test_workers_and_a_resume_at_any_step_change_no_bit(tmp_path):
-    methods = partial(lambda: [FedBuff(), FedProx(0.1)])
+LISTS = {"FedBuff and FedProx": lambda: [FedBuff(), FedProx(0.1)], "IFCA": lambda: [IFCA(init_std=0.1), FedBuff()]}
+
+
+@pytest.mark.parametrize(("name", "resumed_after"), [("FedBuff and FedProx", (1, 3, 6)), ("IFCA", (3,))])
+def test_workers_and_a_resume_at_any_step_change_no_bit(tmp_path, name, resumed_after):
+    methods = LISTS[name]
     weights, history = run(tmp_path / "alone", methods())
     together, by_two = run(tmp_path / "two", methods(), devices=2)
     assert_same_bits(weights, together)
     assert max(row["staleness/max"] for row in history) >= 2
-    for step in (1, 3, 6):
+    for step in resumed_after:
         run(tmp_path / str(step), methods(), max_rounds=step)
         resumed, rest = run(tmp_path / str(step), methods(), ckpt_path="last")
         assert_same_bits(weights, resumed)
-    for tag in ("clock/seconds", "staleness/mean", "clients/in_flight", "train/fedprox", "bytes/down"):
+    of_method = "ifca/clients/1" if name == "IFCA" else "train/fedprox"
+    assert max(row[of_method] for row in history) > 0
+    for tag in ("clock/seconds", "staleness/mean", "clients/in_flight", "train/loss", of_method, "bytes/down"):
         values = [row[tag] for row in history]
         assert values == [row[tag] for row in by_two] == [row[tag] for row in rest]
 
