@@ -24,7 +24,7 @@ from fl_lightning.client.taps import submodule
 from fl_lightning.core.method import Method
 from fl_lightning.core.state import num_bytes, select
 from fl_lightning.data.client_loaders import last_batch
-from fl_lightning.engine.cohort_training import draw_cohort, planned_rounds
+from fl_lightning.engine.cohort_training import plan_round, planned_rounds
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.launching import available_memory
 from fl_lightning.engine.model_io import warn_of_arguments
@@ -165,7 +165,7 @@ def costs(run: Run, done: int, rounds: int, cohort_size: int, batches: list[int]
         return {}
     client, training, number = run.client, run.local_training, run.data.num_clients
     fit_progress = run.worker_module.fit_progress
-    run.server.begin_round(done, draw_cohort(run, done))
+    run.server.begin_round(done, [*plan_round(run, done).systems])
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
     in_cohort = {k: trained[k] for k in run.server.cohort if k in trained}
