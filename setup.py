@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-CONFIGS = ("smoke", "data", "models", "methods", "protocols", "leaderboard", "overview", "papers")
+CONFIGS = ("smoke", "data", "models", "methods", "protocols", "leaderboard", "papers")
 
 source = Path(__file__).parent / "experiments"
 files = [path.relative_to(source) for part in CONFIGS for path in (source / part).rglob("*.yaml")]

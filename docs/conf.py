@@ -44,6 +44,7 @@ napoleon_use_ivar = True
 strip_signature_backslash = True
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["sort.js"]
 # the site works from disk
 html_copy_source = False
 html_show_sourcelink = False

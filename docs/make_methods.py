@@ -3,9 +3,9 @@
 python docs/make_methods.py [--output FOLDER]
 
 Citation, equation, summary and arguments come from the docstrings; changes, URLs of paper and code, the comparison with
-them and the tests come from docs/ledger.yaml; costs and effects on the spectra come from the cells,
-which ``python cli.py bench experiments/overview/suite.yaml --save experiments/overview`` stores. The methods of other
-libraries come from docs/libraries.yaml, and what was measured of them from experiments/libraries.
+them and the tests come from docs/ledger.yaml; costs and effects on the spectra come from the cells of the
+leaderboard. The methods of other libraries come from docs/libraries.yaml, and what was measured of them from
+experiments/libraries.
 """
 
 from __future__ import annotations
@@ -29,16 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fl_lightning import callbacks, methods, models, optim  # the line above makes them importable
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import stored_cells
-from fl_lightning.bench.statistics import point_of
 
 DOCS = Path(__file__).resolve().parent
-OVERVIEW = DOCS.parent / "experiments" / "overview"
 ROBUST_SUITE = DOCS.parent / "experiments" / "robust"
 MEASURED = DOCS.parent / "experiments" / "libraries"
 RANK = "rank/representation/effective"
-NC1 = "nc/1"
-# the mark in the table of each prefix of the tags of the clients' models
-MARKS = {"personal/": "", "personal/trained/": " T", "personal/adapted/": " A"}
 # metrics of the last round by seed
 Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
@@ -76,31 +71,11 @@ arguments, tests, and differences between this package, the paper and published 
 {% endfor %}{% endfor %}
 *Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
 sizes of the model. *Effective rank*: of the representations of digits after the last round, as a difference to FedAvg
-on equal seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A
+on equal seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds }} seeds. A
 higher rank [does not mean a higher accuracy](findings.md#rank-and-accuracy-over-the-methods-no-consistent-relation).
 Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
-All numbers are from [one suite](../experiments/overview/suite.yaml):
-
-{{ protocol | wordwrap(120) }}
-
-## All methods side by side
-{% for data, rows in beside.items() %}
-{{ data }}, {{ seeds[data] }}:
-
-| method | global model | clients' models | worst tenth | effective rank | NC1 | seconds of a round, FedAvg is 1 |
-|---|---:|---:|---:|---:|---:|---:|
-{% for row in rows -%}
-| {{ row | join(" | ") }} |
-{% endfor %}{% endfor %}
-Mean and standard deviation over the seeds, after the last round. *Global model*: test accuracy in percent; where
-layers stay with the clients, the mean of their models on all test data. *Clients' models*: accuracy on each client's
-own test data, in the proportions of its labels, of the model with which its next visit would begin; T: of the model
-with which its visit ended; A: after the method's adaptation of the global model. Numbers with different letters do not
-compare. *Worst tenth*: the mean over the worst tenth of the clients, here one of ten. [NC1](collapse.md) is the
-variability within classes relative to the variability between them; 0 is collapse. The seconds are medians over the
-seeds, without evaluation, on a machine that did other work at the same time, so that a factor of two may be noise:
-[speed](speed.md#what-a-method-costs) has quiet ones.
+All numbers are from the [leaderboard](leaderboard.md), which compares the methods' accuracies.
 
 ```{toctree}
 :hidden:
@@ -264,8 +239,8 @@ def links(facts: dict[str, Any]) -> str:
 
 def measured() -> dict[str, dict[str, Runs]]:
     """The metrics of the last round of each seed, by data set and the method's name."""
-    suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
-    (cells, results), found = stored_cells(file, suite), dict[str, dict[str, Runs]]()
+    suite = load_suite("leaderboard")
+    (cells, results), found = stored_cells(suite.finished, suite), dict[str, dict[str, Runs]]()
     for cell in sorted(cells, key=lambda cell: cell.seed):
         if results[cell.digest].state == "done":
             runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], {})
@@ -282,24 +257,6 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
 def link(name: str, facts: dict[str, Any] | None, text: str | None = None) -> str:
     """Return a link to a method's section; the plain name without an entry in the ledger."""
     return f"[{text or name}](methods_{facts['group']}.md#{name.lower()})" if facts else name
-
-
-def row_beside(name: str, runs: Runs, fedavg: Runs, facts: dict[str, Any] | None) -> list[str]:
-    """Return the effect of a method on accuracies, spectra and time, as a row of the table of all methods."""
-    own = [*runs.values()]
-    point = point_of(own[0])
-    columns = [(f"{point}accuracy", MARKS[point]), (f"{point}worst_tenth", "")]
-    clients = [spread([run[tag] for run in own], 100) + mark for tag, mark in columns]
-    seconds = [
-        statistics.median(run["time/train"] + run["time/server"] for run in of.values()) for of in (runs, fedavg)
-    ]
-    return [
-        link(name, facts),
-        spread([run["test/accuracy"] for run in own], 100),
-        *clients,
-        *(spread([run[tag] for run in own], digits=2) if tag in own[0] else "-" for tag in (RANK, NC1)),
-        f"{seconds[0] / seconds[1]:.2f}",
-    ]
 
 
 def cost(own: dict[str, float], fedavg: dict[str, float]) -> str:
@@ -354,15 +311,9 @@ def by_author(code: str, others: set[str]) -> tuple[str, str]:
 
 def make() -> dict[str, str]:
     """Return the text of docs/methods.md and of each group's page, by file."""
-    ledger, found = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()
-    (protocol,) = load_suite(OVERVIEW / "suite.yaml").notes
-    parts = [entry(name, facts, found["Digits"]) for name, facts in ledger.items()]
-    beside = {
-        data: [row_beside(name, own, of_data["FedAvg"], ledger.get(name)) for name, own in of_data.items()]
-        for data, of_data in found.items()
-    }
-    seeds = {data: number_of_seeds(of_data) for data, of_data in found.items()}
-    index = jinja2.Template(INDEX).render(groups=GROUPS, parts=parts, protocol=protocol, beside=beside, seeds=seeds)
+    ledger, digits = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()["Digits"]
+    parts = [entry(name, facts, digits) for name, facts in ledger.items()]
+    index = jinja2.Template(INDEX).render(groups=GROUPS, parts=parts, seeds=len(digits["FedAvg"]))
     pages = {"methods.md": index.rstrip() + "\n"}
     for group, (title, content) in GROUPS.items():
         of_group = [part for part in parts if part["group"] == group]
@@ -386,12 +337,6 @@ def make_robust() -> str:
     (protocol,) = suite.notes
     facts = {"attacks": [*attacks], "rows": rows, "seeds": len(suite.seeds), "protocol": protocol}
     return jinja2.Template(ROBUST).render(facts) + "\n"
-
-
-def number_of_seeds(runs: dict[str, Runs]) -> str:
-    """The number of seeds of each method, such as ``1 to 2 seeds``."""
-    least, most = min(map(len, runs.values())), max(map(len, runs.values()))
-    return f"{most} seed{'s' * (most > 1)}" if least == most else f"{least} to {most} seeds"
 
 
 def make_libraries() -> str:

@@ -39,6 +39,7 @@ PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 TINY = {
     "docs/make_asynchronous.py": ["--output FOLDER"],
     "docs/make_front.py": ["--output FOLDER"],
+    "docs/make_leaderboard.py": ["--output FOLDER"],
     "docs/make_lightning_page.py": ["--output FOLDER"],
     "docs/make_methods.py": ["--output FOLDER"],
     "docs/make_pictures.py": ["--output FOLDER"],
@@ -91,6 +92,7 @@ USUAL = (
 # the files that a program must reproduce
 STORED = {
     "docs/make_asynchronous.py": ["docs/asynchronous.md"],
+    "docs/make_leaderboard.py": ["docs/leaderboard.md"],
     "docs/make_lightning_page.py": ["docs/coming_from_lightning.md"],
     "docs/make_methods.py": [
         "docs/libraries.md",

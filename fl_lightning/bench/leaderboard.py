@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -15,12 +15,15 @@ from fl_lightning.bench.comparison import suite_comparison
 from fl_lightning.bench.config_fragments import Fragment, fragments_of, write_text
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.shows import Fair, Show
-from fl_lightning.bench.statistics import Difference, holm, p_value, paired_difference
+from fl_lightning.bench.statistics import Difference, fairness, holm, p_value, paired_difference
 from fl_lightning.bench.suite import Suite, Table
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, latex_tables, markdown, plain_table
 from fl_lightning.bench.tuner import AXIS
-from fl_lightning.utilities.errors import count, require
+from fl_lightning.utilities.errors import OF_OWN_MODELS, count, require
 from fl_lightning.utilities.yaml_files import read_yaml
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # metrics of the last round that are shown beside the accuracy: name and unit
 BESIDE = {
@@ -28,7 +31,8 @@ BESIDE = {
     "bytes/up": ("MB up", 1e-6),
     "bytes/down": ("MB down", 1e-6),
 }
-COSTS = [*(name for name, _ in BESIDE.values()), "seconds a round"]
+WORST = "worst tenth of the clients"
+NUMBERS_BESIDE = [WORST, *(name for name, _ in BESIDE.values()), "seconds a round"]
 
 
 def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
@@ -61,15 +65,21 @@ def endpoints(suite: Suite) -> list[tuple[str, Table]]:
 
 
 def frame_of_runs(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
-    """Return a line for each finished run, with its setting, method, seed, number, partition and costs."""
+    """Return a line for each finished run, with its setting, method, seed, number, partition and numbers beside it.
+
+    Only tables of the clients' accuracies have runs without a model that all clients share.
+    """
     lines = []
     for number in suite_comparison(suite, table, cells, results).numbers:
         labels, result = dict(number.labels), number.result
         if number.value is None or labels.pop(table.show.added_axis, "accuracy") != "accuracy":
             continue
+        if not isinstance(table.show, Fair) and any(OF_OWN_MODELS in warning for warning in result.warnings):
+            continue
         method = labels.pop(AXIS)
         line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.seed}
         line |= {"value": number.value, "plan": result.plan, "seconds a round": result.seconds}
+        line[WORST] = 100 * fairness(result.metrics, {}).get("worst_tenth", math.nan)
         for tag, (name, scale) in BESIDE.items():
             line[name] = scale * result.metrics.get(tag, math.nan)
         lines.append(line)
@@ -86,7 +96,7 @@ class Standing:
 
     Attributes:
         frame: a line for each method from best to worst: its rank, the mean and deviation over the seeds, the paired
-            difference to the baseline with its interval and p-value by Holm, and the costs. A method with other
+            difference to the baseline with its interval and p-value by Holm, and further numbers. A method with other
             partitions than the baseline's, such as IID clients, has no rank and no difference.
     """
 
@@ -111,8 +121,13 @@ class Standing:
         lower_is_better = show.lower_is_better(suite)
         ranks = frame["mean"].where(comparable).rank(ascending=lower_is_better, method="min")
         frame.insert(0, "rank", ranks.astype("Int64"))
-        frame = frame.join(runs[COSTS].mean()).join(runs.size().rename("seeds"))
+        frame = frame.join(runs[NUMBERS_BESIDE].mean()).join(runs.size().rename("seeds"))
         self.frame = frame.sort_values(["rank", "mean"], ascending=[True, lower_is_better], kind="stable")
+
+    @property
+    def significant(self) -> list[str]:
+        """The methods whose difference to the baseline is significant after Holm's correction, from best to worst."""
+        return [*self.frame.index[self.frame["p"] < 1 - self._confidence]]
 
     def difference(self, method: str, other: str) -> Difference | None:
         """The paired difference of two methods over their common seeds; None without a common seed."""
@@ -122,36 +137,40 @@ class Standing:
         numbers = pairs.iloc[:, [0, -1]].itertuples(index=False, name=None)
         return paired_difference([*numbers], "t", self._confidence)
 
-    def sentence(self, label: str) -> str:
-        """Where a row stands: rank, mean, and the differences to the baseline, the best other row and the nearest."""
-        row, ranked = self.frame.loc[label], self.frame[self.frame["rank"].notna()]
-        text = f"{label}: {row['mean']:.2f} over {count(int(row['seeds']), 'seed')}"
-        if label not in ranked.index:
-            return f"{text}, without a rank, since its partitions are not those of {self.baseline}"
-        rivals = ranked.drop(label)
-        distances = (rivals["mean"] - row["mean"]).abs()
-        reasons = {self.baseline: "the baseline"}
+    def rivals(self, label: str) -> dict[str, str]:
+        """The rows with which a row is compared, each with the reason: the baseline, the nearest and the best other."""
+        rivals = self.frame[self.frame["rank"].notna()].drop(label, errors="ignore")
+        reasons = {self.baseline: "the baseline"} if self.baseline in rivals.index else {}
         if len(rivals):
-            reasons = {**reasons, distances.idxmin(): "the nearest row", rivals.index[0]: "the best other row"}
-        parts = [f"{text}, rank {int(row['rank'])} of {len(ranked)}"]
-        for rival, reason in reasons.items():
-            difference = self.difference(label, rival) if rival in rivals.index else None
+            distances = (rivals["mean"] - self.frame["mean"][label]).abs()
+            reasons |= {distances.idxmin(): "the nearest row", rivals.index[0]: "the best other row"}
+        return reasons
+
+    def sentence(self, label: str) -> str:
+        """Where a row stands: rank, mean, and the differences to its rivals."""
+        row, number = self.frame.loc[label], self.frame["rank"].count()
+        text = f"{label}: {row['mean']:.2f} over {count(int(row['seeds']), 'seed')}"
+        if pd.isna(row["rank"]):
+            return f"{text}, without a rank, since its partitions are not those of {self.baseline}"
+        parts = [f"{text}, rank {int(row['rank'])} of {number}"]
+        for rival, reason in self.rivals(label).items():
+            difference = self.difference(label, rival)
             if difference is not None:
                 parts.append(f"{difference_text(difference.mean, difference.interval)} against {rival}, {reason}")
         return "; ".join(parts)
 
-    def table(self, caption: str) -> TextTable:
-        """The frame as text."""
+    def table(self, caption: str, methods: Collection[str] | None = None) -> TextTable:
+        """The rows of some methods, by default of all, as text."""
         lines = []
-        for method, row in self.frame.iterrows():
+        for method, row in (self.frame if methods is None else self.frame.loc[[*methods]]).iterrows():
             interval = (row["low"], row["high"]) if pd.notna(row["low"]) else None
             difference = difference_text(row["difference"], interval) if pd.notna(row["difference"]) else "-"
             mean = f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if pd.notna(row["deviation"]) else "")
-            costs = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in COSTS]
+            beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in NUMBERS_BESIDE]
             p = f"{row['p']:.3f}" if pd.notna(row["p"]) else "-"
             rank = row["rank"] if pd.notna(row["rank"]) else "-"
-            lines.append([rank, method, mean, difference, p, *costs, int(row["seeds"])])
-        heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *COSTS, "seeds"]
+            lines.append([rank, method, mean, difference, p, *beside, int(row["seeds"])])
+        heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *NUMBERS_BESIDE, "seeds"]
         return plain_table(caption, ["rank", AXIS], heads, lines)
 
 
@@ -167,6 +186,31 @@ def standings(
     return board
 
 
+def forests(board: Mapping[tuple[str, str], Standing], added: Collection[str] = ()) -> Figure:
+    """Draw the differences to the baseline with their intervals, a panel for each standing.
+
+    Args:
+        board: the standings.
+        added: rows that are marked with an arrow.
+
+    Returns:
+        A figure. Marks are filled where the difference is significant after Holm's correction.
+    """
+    from fl_lightning.plotting.drawing import forest
+    from fl_lightning.plotting.figures import laid_out
+
+    drawings, rows = [], 0
+    for part, standing in board.items():
+        compared = standing.frame.dropna(subset="low")
+        names = {method: f"\u25b8 {method}" if method in added else method for method in compared.index}
+        estimates = [*compared[["difference", "low", "high"]].itertuples(index=False, name=None)]
+        significant = [names[method] for method in standing.significant]
+        labels = {"title": ", ".join(filter(None, part)), "xlabel": f"minus {standing.baseline}"}
+        drawings.append(forest([*names.values()], estimates, significant, **labels))
+        rows = max(rows, len(compared))
+    return laid_out(drawings, columns=2, size=(3.6, 1 + 0.17 * rows))
+
+
 def write_leaderboard(
     suite: Suite, board: Mapping[tuple[str, str], Standing], labels: Sequence[str], folder: Path
 ) -> list[Path]:
@@ -175,24 +219,18 @@ def write_leaderboard(
     Args:
         suite: the suite.
         board: its standings.
-        labels: the rows with a filled mark in the figure.
+        labels: the added rows.
         folder: an existing folder.
 
     Returns:
         The files.
     """
-    from fl_lightning.plotting.drawing import forest, in_style
-    from fl_lightning.plotting.figures import laid_out
+    from fl_lightning.plotting.drawing import in_style
 
-    tables, frames, drawings, rows = [], [], [], 0
+    tables, frames = [], []
     for part, standing in board.items():
-        title = ", ".join(filter(None, part))
-        tables.append(standing.table(title))
+        tables.append(standing.table(", ".join(filter(None, part))))
         frames.append(standing.frame.reset_index().assign(setting=part[0], endpoint=part[1]))
-        compared = standing.frame.dropna(subset="low")
-        estimates = [*compared[["difference", "low", "high"]].itertuples(index=False, name=None)]
-        drawings.append(forest([*compared.index], estimates, labels, title=title, xlabel=f"minus {standing.baseline}"))
-        rows = max(rows, len(compared))
     texts = {
         "md": "\n".join(line for table in tables for line in markdown(table)),
         "tex": "\n".join([PACKAGES, *latex_tables(tables)]),
@@ -200,7 +238,7 @@ def write_leaderboard(
     }
     stem = f"{suite.name}.leaderboard"
     files = [write_text(folder / f"{stem}.{form}", text) for form, text in texts.items()]
-    figure = laid_out(drawings, columns=2, size=(3.6, 1 + 0.17 * rows))
+    figure = forests(board, labels)
     for form in ("svg", "png"):
         files.append(folder / f"{stem}.{form}")
         with in_style():

@@ -40,6 +40,7 @@ from fl_lightning.bench.study import (
 from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
 from fl_lightning.bench.suite_file import tuned_overrides
 from fl_lightning.bench.table import conclusion, render, write_tables
+from fl_lightning.bench.table_rendering import markdown
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_specs
 from fl_lightning.bench.worker_client import WorkerClient
 from fl_lightning.cli.entry_point import (
@@ -251,10 +252,14 @@ def print_standings(
     """Print where the added rows stand in each setting, and write all standings; return the files."""
     results = results_of(study, cells, stored_with(suite))
     board = standings(suite, cells, results)
-    for (setting, endpoint), standing in board.items():
-        for label in options.add:
-            if label in standing.frame.index:
-                say(f"{', '.join(filter(None, (setting, endpoint)))}: {standing.sentence(label)}")
+    for part, standing in board.items():
+        title, labels = ", ".join(filter(None, part)), [label for label in options.add if label in standing.frame.index]
+        if labels:
+            compared = {*labels}.union(*map(standing.rivals, labels))
+            methods = [method for method in standing.frame.index if method in compared]
+            print("\n".join(["", *markdown(standing.table(title, methods))]))
+        for label in labels:
+            say(f"{title}: {standing.sentence(label)}")
     machines = {results[cell.digest].machine for cell in cells if cell.digest in results} - {""}
     if len(machines) > 1:
         names = "; ".join(sorted(machines))

@@ -24,6 +24,7 @@ from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.client.run_context import RunContext
+from fl_lightning.data.array_datasets import FileDataModule
 from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.fingerprint import description_of
 from fl_lightning.models import ImageClassifier
@@ -106,8 +107,12 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
 
 
 def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str]:
-    """Build the objects of the configs in ``task["configs"]``; returns the reasons of those that cannot be run."""
-    wrong, metric = {}, task["metric"]
+    """Build the objects of the configs in ``task["configs"]``, and read each data set once.
+
+    Returns:
+        The reasons of those that cannot be run.
+    """
+    wrong, metric, data_sets = {}, task["metric"], set[tuple[type, str]]()
     usual = {f"{phase}/loss" for phase in PHASES} | {f"{phase}/accuracy" for phase in PHASES}
     for name, fragments in task["configs"].items():
         try:
@@ -119,6 +124,11 @@ def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str
             logs_usual = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
             unknown = logs_usual and metric.startswith(("val/", "test/")) and metric not in usual
             require(not (no_step or unknown), "metric", metric, hint_of_metric(metric, cli.model, usual))
+            datamodule = cli.datamodule
+            if isinstance(datamodule, FileDataModule) and (type(datamodule), datamodule.root) not in data_sets:
+                datamodule.prepare_data()
+                datamodule.load()
+                data_sets.add((type(datamodule), datamodule.root))
         except Exception as error:
             wrong[name] = reason_of(error)
     return wrong

@@ -636,7 +636,7 @@ class ClientLifecycle:
         client, visit, methods = self.client, self.client.visit, self.client.methods
         payload = methods.on_client_end(client)
         change: Mapping[str, Tensor] = LazyDifference(client.live, visit.received, client.sent)
-        if not client.has_large_model:
+        if methods.overriding("transform_client_update") or not client.has_large_model:
             change = select(client.change, client.sent)
         delta = methods.transform_client_update(client, change)
         largest = check_finite({} if delta is change else delta, payload)

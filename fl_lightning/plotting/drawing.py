@@ -282,7 +282,7 @@ def forest(
                 axes.plot((low, high), (place, place), color=LINE_COLOURS[0], linewidth=1.4)
                 axes.plot(mean, place, "o", color=LINE_COLOURS[0], markerfacecolor=fill, markersize=4.5)
         axes.set_ylim(len(names) - 0.4, -0.6)
-        name_ticks(axes.yaxis, names)
+        axes.set_yticks(range(len(names)), [*map(cut, names)])
         few_numbers(axes)
         axes.grid(axis="y", visible=False)
         axes.set(**labels)

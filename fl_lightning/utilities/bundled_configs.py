@@ -7,7 +7,7 @@ from pathlib import Path
 
 # files of an installed package, which setup.py copies from the folder next to the package
 FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "experiments")
-PARTS = ("smoke", "data", "models", "methods", "protocols", "leaderboard", "overview", "papers")
+PARTS = ("smoke", "data", "models", "methods", "protocols", "leaderboard", "papers")
 
 
 def packaged_config(name: str | Path) -> Path | None:

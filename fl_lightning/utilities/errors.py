@@ -18,6 +18,8 @@ from pathlib import Path
 LONGEST, LONGEST_VALUE, LONGEST_LIST, MOST_LISTED = 290, 80, 100, 20
 # libraries that may lie outside of the folders of installed packages
 LIBRARIES_ANYWHERE = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
+# ends the warning of a run without a model that all clients share
+OF_OWN_MODELS = "metrics are means over the clients' own models"
 # a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
 FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
 # errors of torch that a trainer's argument avoids

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 
 PROX = {"class_path": "FedProx", "init_args": {"mu": 0.1}}
 MINE = {"class_path": "Mine", "init_args": {"mu": 0.1}}
-ACCURACIES = {"FedAvg": 0.5, "FedProx": 0.7, "FedLC": 0.55, "IID": 0.9, "mine": 0.6, "Same": 0.7}
+ACCURACIES = {"FedAvg": 0.5, "FedProx": 0.7, "FedLC": 0.55, "IID": 0.9, "mine": 0.6, "Same": 0.7, "Own": 0.8}
 SUITE = {
     "base": {
         "model": {"class_path": "M"},
@@ -45,11 +45,13 @@ def answer(cell, on_round):
     mu = config["method"][-1]["init_args"].get("mu", 0.1) if method == "mine" else 0.1
     of_seed = 0.01 * (config["seed_everything"] % 7) * (1 if method != "mine" else 2)
     value = ACCURACIES[method] + of_seed - 0.1 * config["data"]["init_args"]["n"] - abs(math.log10(mu) + 1) / 100
-    metrics = {"personal/accuracy": value / 2, "bytes/up": 4e6, "test/accuracy": value}
+    metrics = {"bytes/up": 4e6, "test/accuracy": value}
+    metrics |= {"personal/accuracy": value / 2, "personal/worst_tenth": value / 4}
     plan = "iid" if method == "IID" else f"{config['data']} {config['seed_everything']}"
     for round_ in range(2):
         on_round(round_, value)
-    return outcome((value, value), metrics=metrics, plan=plan)
+    warned = ["1 of 2 entries of the state stay with each client: metrics are means over the clients' own models"]
+    return outcome((value, value), metrics=metrics, plan=plan, warnings=warned if method == "Own" else [])
 
 
 @pytest.fixture
@@ -85,6 +87,16 @@ def test_only_the_added_row_runs_and_its_rank_and_differences_are_those_by_hand(
     assert frames["B", "clients' models"]["mean"]["mine"] == pytest.approx(21)
     names = {path.suffix for path in (tmp_path / "out").glob("*.leaderboard.*")}
     assert names == {".md", ".tex", ".csv", ".svg", ".png"}
+
+
+def test_a_method_without_a_shared_model_is_ranked_by_the_clients_models_alone(bench, suite, tmp_path):
+    (tmp_path / "Own.yaml").write_text(yaml.safe_dump({"method": [{**MINE, "class_path": "Own"}]}))
+    ended = bench(suite, "--add", "Own.yaml", "--output", "out", answer=answer)
+    assert "A, clients' models: Own: 35.50 over 3 seeds, rank 1 of 4" in ended.out
+    assert "global model: Own" not in ended.out
+    (table,) = (tmp_path / "out").glob("*.leaderboard.csv")
+    frame = pd.read_csv(table).set_index("method")
+    assert frame["worst tenth of the clients"]["Own"].tolist() == pytest.approx([17.75, 15.25])
 
 
 def test_equal_cells_share_a_rank_and_repeating_the_command_runs_nothing(bench, suite, tmp_path):

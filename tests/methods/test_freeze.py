@@ -7,6 +7,7 @@ import torch
 from helpers.runs import assert_same_bits, differs
 from torch.optim import SGD
 
+from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedBABU, Freeze
 from fl_lightning.models import MLP, ImageClassifier
@@ -57,3 +58,23 @@ def test_fedbabu_is_a_frozen_head_bit_for_bit_and_not_fedavg(run, fedavg):
     babu, _ = run([FedBABU()])
     assert_same_bits(babu, run([Freeze()])[0])
     assert differs(babu, fedavg["mlp"])
+
+
+@pytest.mark.parametrize("width", [16, 1024])
+def test_the_update_of_a_model_of_any_size_is_a_dictionary_that_a_method_may_change(run, width):
+    class Halved(Method):
+        def transform_client_update(self, client, delta):
+            for change in delta.values():
+                change.mul_(0.5)
+            return delta | {}
+
+    def trained(methods):
+        torch.manual_seed(0)
+        model = ImageClassifier(MLP(64, [width]), optimizer=partial(SGD, lr=0.1))
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        state, _ = run(methods, model=model, max_rounds=1)
+        return {name: state[name] - value for name, value in start.items()}
+
+    halved, unchanged = trained([Halved()]), trained([])
+    for name, change in unchanged.items():
+        torch.testing.assert_close(2 * halved[name], change, rtol=1e-4, atol=1e-6)

@@ -131,15 +131,16 @@ def draw(folder: Path) -> None:
 
 @cache
 def stored(name: str, papers: Path = PAPERS) -> Stored:
-    """Return the cells of a file in ``results``, or of the overview.
+    """Return the cells of a file in ``results``, or of the leaderboard.
 
     Raises:
         UsageError: the file, or its suite, does not exist.
     """
-    folders = (papers / "results", papers.parent / "overview")
-    file = next((at for folder in folders if (at := folder / f"{name}{ENDING}").is_file()), None)
-    require(file is not None, "stored", name, f"lacks a file of cells in {folders[0]}, such as {name}{ENDING}")
-    assert file is not None
+    if name == "leaderboard":
+        suite = load_suite(papers.parent / name / "suite.yaml")
+        return Stored(suite, *stored_cells(suite.finished, suite))
+    file = papers / "results" / f"{name}{ENDING}"
+    require(file.is_file(), "stored", name, f"lacks a file of cells in {file.parent}, such as {file.name}")
     suite = suite_of(file, papers)
     return Stored(suite, *stored_cells(file, suite))
 
@@ -183,7 +184,7 @@ def suite_of(file: Path, papers: Path) -> Suite:
         UsageError: the suite does not exist.
     """
     name = file.name.removesuffix(ENDING).split("_scale")[0]
-    for path in (*sorted(papers.glob("*/*.yaml")), papers.parent / "overview" / "suite.yaml"):
+    for path in sorted(papers.glob("*/*.yaml")):
         if name == f"{path.parent.name}-{path.stem}":
             return load_suite(path)
     raise UsageError(f"{file}: unknown suite {name} below {papers}: name the file after its suite")

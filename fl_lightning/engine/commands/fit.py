@@ -24,6 +24,7 @@ from fl_lightning.storage.hyperparameters import of_config, only_plain, plain_ar
 from fl_lightning.storage.loggers import add_to_page, log_hyperparams
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.run_folder import naming_the_file
+from fl_lightning.utilities.errors import OF_OWN_MODELS
 
 # arguments of the command that do not define the run
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
@@ -90,7 +91,7 @@ def prepare_fit(
         rank_zero_info(f"model={type(client.module).__name__}: {hint}")
     if not client.has_global_model:
         entries = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
-        stay = f"{entries} entries of the state stay with each client: metrics are means over the clients' own models"
+        stay = f"{entries} entries of the state stay with each client: {OF_OWN_MODELS}"
         run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
     show_idle_cores(run.trainer, run.data)
     return source, checkpoint
