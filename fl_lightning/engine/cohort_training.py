@@ -84,12 +84,10 @@ class RoundPlan:
 
     Args:
         systems: the outcomes of its clients, by id.
-        ends: microseconds from the start of the run to its end; 0 without a clock.
         step: of an asynchronous server, its step.
     """
 
     systems: dict[int, SystemOutcome]
-    ends: int = 0
     step: ServerStep | None = None
 
     @property
@@ -101,33 +99,49 @@ class RoundPlan:
 def plan_round(run: Run, round_: int) -> RoundPlan:
     """Draw the clients of a round, and which of them drop out, do less work or miss the deadline.
 
-    A synchronous round takes as long as its slowest client, and at most until the deadline; it begins at the server's
-    time. A client sends as much as it receives. An asynchronous server uses the visits of its step.
+    An asynchronous server uses the visits of its step.
     """
-    trainer, clock, server = run.trainer, run.trainer.clock, run.server
+    trainer, clock = run.trainer, run.trainer.clock
     if trainer.asynchronous is not None:
         step = run.versions.step(round_)
         work = {visit.client: visit.work for visit in step.visits}
-        return RoundPlan({k: SystemOutcome(work[k]) for k in sorted(work)}, step.time, step)
+        return RoundPlan({k: SystemOutcome(work[k]) for k in sorted(work)}, step)
     present, clients = run.backend.present(run, round_), list[int]()
-    server.population = len(present) if type(trainer.sampler) is UniformSampler else 0
+    run.server.population = len(present) if type(trainer.sampler) is UniformSampler else 0
     if present:
         size = min(trainer.nominal_cohort(len(present)), len(present))
         clients = [present[place] for place in trainer.sampler(run.seed, round_, len(present), size)]
     systems = dict.fromkeys(clients, SystemOutcome())
     if trainer.systems is not None:
         systems = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
-    if clock is None:
-        return RoundPlan(systems)
-    sizes, longest = broadcast_bytes(run, clients), 0
-    limit = math.inf if clock.deadline is None else MICROSECONDS * clock.deadline
-    for k in RoundPlan(systems).cohort:
-        steps = run.local_training.steps(k, systems[k].work)
-        duration = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
-        longest = max(longest, duration)
-        if duration > limit:
-            systems[k] = replace(systems[k], lost="late")
-    return RoundPlan(systems, server.microseconds + round(min(longest, limit)))
+    if clock is not None and clock.deadline is not None:
+        for k, duration in visit_durations(run, round_, RoundPlan(systems)).items():
+            if duration > MICROSECONDS * clock.deadline:
+                systems[k] = replace(systems[k], lost="late")
+    return RoundPlan(systems)
+
+
+def visit_durations(run: Run, round_: int, plan: RoundPlan) -> dict[int, int]:
+    """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
+    clock, sizes, durations = run.trainer.clock, broadcast_bytes(run, plan.cohort), {}
+    assert clock is not None
+    for k in plan.cohort:
+        steps = run.local_training.steps(k, plan.systems[k].work)
+        durations[k] = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
+    return durations
+
+
+def end_of_round(run: Run, round_: int, plan: RoundPlan) -> int:
+    """Return the simulated microseconds at which a round ends; the round before has ended at the server's time.
+
+    A synchronous round takes as long as its slowest client, and at most until the deadline.
+    """
+    if plan.step is not None:
+        return plan.step.time
+    deadline = run.trainer.clock.deadline if run.trainer.clock is not None else None
+    longest = max(visit_durations(run, round_, plan).values(), default=0)
+    limit = math.inf if deadline is None else MICROSECONDS * deadline
+    return run.server.microseconds + round(min(longest, limit))
 
 
 def is_over(run: Run, round_: int) -> bool:
@@ -135,7 +149,7 @@ def is_over(run: Run, round_: int) -> bool:
     limit = run.trainer.max_seconds
     if round_ >= run.trainer.max_rounds or limit is None:
         return round_ >= run.trainer.max_rounds
-    return plan_round(run, round_).ends > MICROSECONDS * limit
+    return end_of_round(run, round_, plan_round(run, round_)) > MICROSECONDS * limit
 
 
 def planned_rounds(run: Run, done: int) -> int:
@@ -144,7 +158,7 @@ def planned_rounds(run: Run, done: int) -> int:
         return run.trainer.max_rounds
     with patched(run.server, microseconds=run.server.microseconds):
         while not is_over(run, done):
-            run.server.microseconds = plan_round(run, done).ends
+            run.server.microseconds = end_of_round(run, done, plan_round(run, done))
             done += 1
     return done
 

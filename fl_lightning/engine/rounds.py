@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.core.state import State, checksums, norm, num_bytes, select
 from fl_lightning.core.update import CohortMeans
-from fl_lightning.engine.cohort_training import is_over, log_plan, plan_round, train_cohort
+from fl_lightning.engine.cohort_training import end_of_round, is_over, log_plan, plan_round, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
@@ -36,7 +36,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
         if run.trainer.clock is not None:
-            run.server.microseconds = plan.ends
+            run.server.microseconds = end_of_round(run, round_, plan)
             run.metrics.update({"clock/seconds": run.server.time})
         aggregate(run, means)
     if arrived and run.trainer.buffers in RECALIBRATES:
