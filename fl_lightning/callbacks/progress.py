@@ -45,8 +45,8 @@ class ProgressBar(Callback):
             if trainer.max_seconds is None:
                 self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
             else:
-                done = trainer.server.time
-                self._rounds = tqdm(total=trainer.max_seconds, initial=done, desc="simulated seconds", unit="s")
+                time_before = trainer.server.time
+                self._rounds = tqdm(total=trainer.max_seconds, initial=time_before, desc="simulated seconds", unit="s")
 
     def on_round_start(self, trainer: RunContext) -> None:
         if self._rounds is not None:

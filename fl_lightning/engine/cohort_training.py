@@ -106,11 +106,12 @@ def plan_round(run: Run, round_: int) -> RoundPlan:
         step = run.versions.step(round_)
         work = {visit.client: visit.work for visit in step.visits}
         return RoundPlan({k: SystemOutcome(work[k]) for k in sorted(work)}, step)
-    present, clients = run.backend.present(run, round_), list[int]()
-    run.server.population = len(present) if type(trainer.sampler) is UniformSampler else 0
-    if present:
-        size = min(trainer.nominal_cohort(len(present)), len(present))
-        clients = [present[place] for place in trainer.sampler(run.seed, round_, len(present), size)]
+    available, clients = run.backend.present(run, round_), list[int]()
+    number = len(available)
+    run.server.population = number if type(trainer.sampler) is UniformSampler else 0
+    if number:
+        size = min(trainer.nominal_cohort(number), number)
+        clients = [available[place] for place in trainer.sampler(run.seed, round_, number, size)]
     systems = dict.fromkeys(clients, SystemOutcome())
     if trainer.systems is not None:
         systems = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
@@ -152,25 +153,27 @@ def is_over(run: Run, round_: int) -> bool:
     return end_of_round(run, round_, plan_round(run, round_)) > MICROSECONDS * limit
 
 
-def planned_rounds(run: Run, done: int) -> int:
-    """The number of rounds that a run of which ``done`` are over will have, by the present sizes of what travels."""
+def planned_rounds(run: Run, first: int) -> int:
+    """The number of rounds of a run that goes on with the round ``first``, by the present sizes of what travels."""
     if run.trainer.max_seconds is None:
         return run.trainer.max_rounds
+    number = first
     with patched(run.server, microseconds=run.server.microseconds):
-        while not is_over(run, done):
-            run.server.microseconds = end_of_round(run, done, plan_round(run, done))
-            done += 1
-    return done
+        while not is_over(run, number):
+            run.server.microseconds = end_of_round(run, number, plan_round(run, number))
+            number += 1
+    return number
 
 
 def log_plan(run: Run, round_: int, plan: RoundPlan) -> None:
     """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
-    trainer, numbers = run.trainer, Counter(system.lost for system in plan.systems.values())
+    trainer, step = run.trainer, plan.step
+    numbers = Counter(system.lost for system in plan.systems.values())
     dropped = numbers["before"] + numbers["after"]
-    if plan.step is not None:
-        dropped, staleness = plan.step.num_lost, [round_ - visit.version for visit in plan.step.visits]
+    if step is not None:
+        dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
         of_visits = {"staleness/mean": math.fsum(staleness) / len(staleness), "staleness/max": max(staleness)}
-        run.metrics.update({**of_visits, "clients/in_flight": len(plan.step.in_flight)})
+        run.metrics.update({**of_visits, "clients/in_flight": len(step.in_flight)})
     if trainer.systems is not None:
         stragglers = sum(system.work is not None for system in plan.systems.values())
         run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})

@@ -125,8 +125,8 @@ class ExtraPasses:
                 replacement = at[name].detach().to(live[name]) if name in at else memory[name]
                 live[name].data = replacement.clone() if name in buffers else replacement
             with torch.set_grad_enabled(bool(moved)):
-                loss = value()
-                gradients = self._backward(loss, [live[name] for name in moved]) if moved and loss is not None else []
+                loss, parameters = value(), [live[name] for name in moved]
+                gradients = self._backward(loss, parameters) if moved and loss is not None else []
             after = binding.held()
             at.update({name: after[name].detach() for name in buffers if name in at})
         finally:
