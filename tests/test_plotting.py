@@ -24,7 +24,7 @@ FILES = {
         **{"cosines_means": SQUARE, "cosines_weights": SQUARE, "norms_means": VALUES, "norms_weights": VALUES},
     },
     "layer_similarity.npz": {
-        **{"to_global": SQUARE, "between_clients": np.stack([SQUARE] * 9, 1), "between_rounds": VALUES},
+        **{"to_global": SQUARE, "between_clients": np.stack([SQUARE] * 9, 1), "between_rounds": VALUES}
     },
     "layer_alignment.npz": {
         **{"global": np.stack([SQUARE] * 9, 1), "local": np.stack([SQUARE] * 9, 1)},

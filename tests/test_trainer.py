@@ -295,8 +295,7 @@ def test_a_trainer_is_pickled_after_a_fit_with_its_arguments_and_without_the_run
 
 
 @pytest.mark.parametrize(
-    ("precision", "channels_last"),
-    [("32-true", True), ("bf16-mixed", False), ("64-true", False), ("bf16-true", True)],
+    ("precision", "channels_last"), [("32-true", True), ("bf16-mixed", False), ("64-true", False), ("bf16-true", True)]
 )
 def test_precisions_and_memory_formats_train(run, precision, channels_last):
     dtypes = []

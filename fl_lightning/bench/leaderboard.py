@@ -74,7 +74,8 @@ def frame_of_runs(suite: Suite, table: Table, cells: Sequence[Cell], results: Ma
         labels, result = dict(number.labels), number.result
         if number.value is None or labels.pop(table.show.added_axis, "accuracy") != "accuracy":
             continue
-        if not isinstance(table.show, Fair) and any(OF_OWN_MODELS in warning for warning in result.warnings):
+        shares_no_model = any(OF_OWN_MODELS in warning for warning in result.warnings)
+        if shares_no_model and not isinstance(table.show, Fair):
             continue
         method = labels.pop(AXIS)
         line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.seed}
@@ -202,7 +203,8 @@ def forests(board: Mapping[tuple[str, str], Standing], added: Collection[str] = 
     drawings, rows = [], 0
     for part, standing in board.items():
         compared = standing.frame.dropna(subset="low")
-        names = {method: f"\u25b8 {method}" if method in added else method for method in compared.index}
+        names = {method: method for method in compared.index}
+        names |= {method: f"\u25b8 {method}" for method in added if method in names}
         estimates = [*compared[["difference", "low", "high"]].itertuples(index=False, name=None)]
         significant = [names[method] for method in standing.significant]
         labels = {"title": ", ".join(filter(None, part)), "xlabel": f"minus {standing.baseline}"}

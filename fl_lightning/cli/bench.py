@@ -253,7 +253,8 @@ def print_standings(
     results = results_of(study, cells, stored_with(suite))
     board = standings(suite, cells, results)
     for part, standing in board.items():
-        title, labels = ", ".join(filter(None, part)), [label for label in options.add if label in standing.frame.index]
+        title = ", ".join(filter(None, part))
+        labels = [label for label in options.add if label in standing.frame.index]
         if labels:
             compared = {*labels}.union(*map(standing.rivals, labels))
             methods = [method for method in standing.frame.index if method in compared]

@@ -70,8 +70,7 @@ def test_labels_come_back_as_they_are(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("state", "bogus"), ("seed", "1.5"), ("config", "[1]"), ("values", "{}"), ("values", "3")],
+    ("column", "value"), [("state", "bogus"), ("seed", "1.5"), ("config", "[1]"), ("values", "{}"), ("values", "3")]
 )
 def test_a_line_that_bench_does_not_write_is_refused(file, suite, column, value):
     path = file(3, **{column: value})

@@ -6,14 +6,16 @@ from functools import partial
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer, watched
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedBN, FedLC
 from fl_lightning.models import MLP, ImageClassifier
+
+fit = partial(watched, model=plain_sgd_model, data=partial(small_data, train_size=200))
 
 
 class Asks(Callback):
@@ -36,16 +38,10 @@ class Asks(Callback):
         assert trainer.gather(trainer.global_rank) == list(range(trainer.world_size))
 
 
-def fit(tmp_path, callbacks=(), methods=(), model=None, rounds=2, **kwargs):
-    trainer = small_trainer(tmp_path, callbacks=list(callbacks), max_rounds=rounds, **kwargs)
-    trainer.fit(model or plain_sgd_model(), small_data(train_size=200), list(methods))
-    return trainer
-
-
 @pytest.mark.parametrize("methods", [lambda: [SCAFFOLD(), FedLC()], lambda: [FedBN()]])
 def test_whatever_is_asked_the_run_has_the_same_bits(tmp_path, methods):
     plain = fit(tmp_path, methods=methods(), threads_per_worker=1)
-    asked = fit(tmp_path, [Asks()], methods(), threads_per_worker=1, devices=2)
+    asked = fit(tmp_path, Asks(), methods=methods(), threads_per_worker=1, devices=2)
     assert_same_bits(plain.server.state, asked.server.state)
     assert history(plain) == history(asked)
 
@@ -67,7 +63,7 @@ class Keeps(Callback):
 def answers(tmp_path, methods=(), workers=(1, 2), **questions):
     found = [Keeps(**questions) for _ in workers]
     for number, keeps in zip(workers, found, strict=True):
-        fit(tmp_path, [keeps], methods, devices=number, threads_per_worker=1, rounds=1)
+        fit(tmp_path, keeps, methods=methods, devices=number, threads_per_worker=1, max_rounds=1)
     return found
 
 
@@ -124,9 +120,7 @@ def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
     assert (one.refuses, two.refuses) == ([(0, 0)], [(2, 0), (2, 0)])
 
 
-class WithTestStep(TinyModule):
-    def test_step(self, batch, batch_idx):
-        self.log("loss", self.loss(batch))
+WithTestStep = variant(TinyModule, test_step=lambda self, batch, *_: self.log("loss", self.loss(batch)))
 
 
 def test_a_probe_of_any_dataloader_is_picked_from_all_classes(tmp_path):
@@ -142,7 +136,7 @@ ZERO = torch.zeros(1)
 
 
 def test_what_there_is_not_is_refused_by_name(tmp_path):
-    trainer = fit(tmp_path, rounds=1)
+    trainer = fit(tmp_path, max_rounds=1)
     cases = {
         ("'nothing'", "trainer.taps"): lambda: list(trainer.representations(None, ("nothing",))),
         ("data='val'", "test", "train"): lambda: trainer.representations(None, ("logits",), "val"),
@@ -196,7 +190,7 @@ def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
             found["tuned"] = [trainer.fine_tune(1, None, steps) for steps in (0, 3, 3)]
 
     model = plain_sgd_model()
-    trainer = fit(tmp_path, [Watch()], [SCAFFOLD(), FedLC()], model=model, rounds=1)
+    trainer = fit(tmp_path, Watch(), methods=[SCAFFOLD(), FedLC()], model=model, max_rounds=1)
     none, tuned, again = found["tuned"]
     assert_same_bits(none, found["start"])
     assert_same_bits(tuned, again)
@@ -217,7 +211,7 @@ def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path):
             if trainer.global_rank == trainer.world_size - 1 and trainer.server.round == 1:
                 trainer.should_stop = True
 
-    trainer = fit(tmp_path, [Stops()], rounds=5, devices=2)
+    trainer = fit(tmp_path, Stops(), max_rounds=5, devices=2)
     assert [row["round"] for row in trainer.history] == [0, 1]
 
 
@@ -231,7 +225,7 @@ def test_a_callback_that_writes_to_a_large_module_does_not_change_the_update(tmp
     def fitted(name, callbacks):
         torch.manual_seed(0)
         model = ImageClassifier(MLP(64, [1200]), optimizer=partial(torch.optim.SGD, lr=0.01))
-        trainer = fit(tmp_path / name, callbacks, [SCAFFOLD()], model)
+        trainer = fit(tmp_path / name, *callbacks, methods=[SCAFFOLD()], model=model)
         assert trainer.client.has_large_model
         return trainer.server.state
 
@@ -244,7 +238,7 @@ def test_a_misspelt_attribute_of_the_trainer_is_refused(tmp_path):
             trainer.shuold_stop = True
 
     with pytest.raises(AttributeError, match=r"trainer\.shuold_stop"):
-        fit(tmp_path, [Stops()], rounds=1)
+        fit(tmp_path, Stops(), max_rounds=1)
 
 
 def test_hooks_that_would_not_be_called_are_refused(tmp_path):

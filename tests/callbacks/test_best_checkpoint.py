@@ -1,12 +1,17 @@
 """The checkpoint of the best round is kept, and can be evaluated and resumed from."""
 
+from functools import partial
+
 import pytest
 import torch
-from helpers.errors import refused, warned
-from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.errors import warned
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer, watched
 
 from fl_lightning.callbacks import BestCheckpoint, Callback
 from fl_lightning.methods import MOON
+
+data = partial(small_data, num_clients=3, train_size=100)
+fit = partial(watched, name="run", max_rounds=5, model=plain_sgd_model, data=data, methods=lambda: [MOON()])
 
 
 class Rises(Callback):
@@ -20,12 +25,6 @@ class Rises(Callback):
     def on_round_end(self, trainer):
         trainer.log("score", self.values[trainer.server.round])
         self.states[trainer.server.round] = {k: v.clone() for k, v in trainer.server.state.items()}
-
-
-def fit(tmp_path, *callbacks, ckpt_path=None, **kwargs):
-    trainer = small_trainer(tmp_path, callbacks=list(callbacks), name="run", **{"max_rounds": 5, **kwargs})
-    trainer.fit(plain_sgd_model(), small_data(num_clients=3, train_size=100), [MOON()], ckpt_path)
-    return trainer
 
 
 def best(tmp_path, version=0):
@@ -52,12 +51,5 @@ def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_p
     assert again.run_dir.name == "version_1"
     assert not best(tmp_path, 1).exists()  # no round after it was better
     with warned("ckpt_path=", "method=[]", "moon"):
-        metrics = small_trainer(tmp_path).test(
-            plain_sgd_model(), small_data(num_clients=3, train_size=100), best(tmp_path)
-        )
+        metrics = small_trainer(tmp_path).test(plain_sgd_model(), data(), best(tmp_path))
     assert metrics["test/accuracy"] == pytest.approx(whole.history[1]["test/accuracy"])
-
-
-def test_a_metric_that_is_not_logged_is_refused(tmp_path):
-    with refused("BestCheckpoint.monitor='val/loss'", "test/loss"):
-        fit(tmp_path, BestCheckpoint("val/loss"))

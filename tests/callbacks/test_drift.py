@@ -1,21 +1,18 @@
 """The drift of clients: what agrees has dissimilarity 1, and every number is that of the changes themselves."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import measured, plain_sgd_model
 
 from fl_lightning.callbacks import Callback, Drift
 from fl_lightning.callbacks.drift import against_counts, correlation, summary_of_changes
 from fl_lightning.data import IID, Digits
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-def fit(tmp_path, drift, *others, data=None, model=None, methods=(), **kwargs):
-    trainer = small_trainer(tmp_path, callbacks=[drift, *others], **{"max_rounds": 1, **kwargs})
-    trainer.fit(model or small_model(), data or small_data(), list(methods))
-    return trainer, np.load(trainer.run_dir / "drift.npz")
+fit = partial(measured, "drift.npz", max_rounds=1)
 
 
 def summary(changes, weights=None, lr_totals=None):
@@ -47,7 +44,7 @@ def test_the_sum_of_learning_rates_is_that_of_all_steps(tmp_path):
             if trainer.server.round == 1:
                 assert client.lr_total == pytest.approx(3 * 0.05)
 
-    schedule = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)  # noqa: E731
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
     fit(tmp_path, Drift(), Rates(), model=plain_sgd_model(), client_lr_scheduler=schedule, local_steps=3, max_rounds=2)
 
 

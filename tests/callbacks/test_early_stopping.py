@@ -1,13 +1,17 @@
 """EarlyStopping ends a run by Lightning's rule, on all workers alike, and resumes in its state."""
 
+from functools import partial
+
 import pytest
 import torch
 from helpers.errors import refused, warned
-from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.runs import assert_same_bits, small_data, small_model, small_trainer, watched
+from helpers.tiny import TinyData, TinyModule, clients, variant
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping
 from fl_lightning.utilities.errors import ClientError
+
+fit = partial(watched, max_rounds=9, data=partial(small_data, train_size=100))
 
 
 class Falls(Callback):
@@ -18,12 +22,6 @@ class Falls(Callback):
 
     def on_evaluation_end(self, trainer, phase, client=None):
         trainer.log("score", min(float(trainer.server.round), self.until))
-
-
-def fit(tmp_path, *callbacks, rounds=9, ckpt_path=None, **kwargs):
-    trainer = small_trainer(tmp_path, max_rounds=rounds, callbacks=list(callbacks), **kwargs)
-    trainer.fit(small_model(), small_data(train_size=100), ckpt_path=ckpt_path)
-    return trainer
 
 
 def stopping(**kwargs):
@@ -40,12 +38,12 @@ def test_the_run_ends_after_patience_rounds_without_improvement_with_a_checkpoin
 
 
 def test_rounds_without_evaluation_do_not_count(tmp_path):
-    assert len(fit(tmp_path, Falls(2), stopping(), rounds=20, eval_every_n_rounds=2).history) == 8
+    assert len(fit(tmp_path, Falls(2), stopping(), max_rounds=20, eval_every_n_rounds=2).history) == 8
 
 
 @pytest.mark.parametrize(("patience", "rounds"), [(2, 5), (4, 7)])
 def test_a_resumed_run_goes_on_counting_with_the_patience_of_its_config(tmp_path, patience, rounds):
-    fit(tmp_path, Falls(2), stopping(), rounds=4)
+    fit(tmp_path, Falls(2), stopping(), max_rounds=4)
     resumed = fit(tmp_path, Falls(2), EarlyStopping("score", mode="max", patience=patience), ckpt_path="last")
     assert len(resumed.history) == rounds
 
@@ -56,21 +54,18 @@ def test_a_second_fit_begins_anew(tmp_path):
     assert len(trainer.history) == 5
 
 
-def test_what_others_log_at_the_end_of_a_round_can_be_monitored_wherever_they_stand(tmp_path):
-    class Late(Callback):
-        def on_round_end(self, trainer):
-            trainer.log("score", 1.0)
-
-    assert len(fit(tmp_path, stopping(), Late()).history) == 3
+@pytest.mark.parametrize(("hook", "tag"), [("on_round_end", "score"), ("on_evaluation_end", "test/own")])
+def test_what_callbacks_of_the_user_log_can_be_monitored_wherever_they_stand(tmp_path, hook, tag):
+    logs = variant(Callback, **{hook: lambda self, trainer, *_, **__: trainer.log(tag, 1.0)})
+    stops = EarlyStopping(tag, patience=2)
+    for order in ([stops, logs()], [logs(), stops]):
+        assert len(fit(tmp_path, *order).history) == 3
 
 
 def test_a_metric_that_is_nan_ends_the_run(tmp_path):
-    class Nan(Callback):
-        def on_evaluation_end(self, trainer, phase, client=None):
-            trainer.log("score", float("nan"))
-
+    nan = variant(Callback, on_evaluation_end=lambda self, trainer, *_, **__: trainer.log("score", float("nan")))
     with warned("round 0", "score"):
-        assert len(fit(tmp_path, Nan(), stopping()).history) == 1
+        assert len(fit(tmp_path, nan(), stopping()).history) == 1
 
 
 class Overflows(TinyModule):
@@ -96,9 +91,7 @@ def test_a_loss_that_is_infinite_ends_a_run_that_watches_it_with_its_files_and_f
             way()
 
 
-class Loses(TinyModule):
-    def test_step(self, batch, batch_idx):
-        self.log("loss", float("inf"))
+Loses = variant(TinyModule, test_step=lambda self, batch, _: self.log("loss", float("inf")))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +105,7 @@ def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_str
     with refused("EarlyStopping.monitor='absent'", "test/accuracy", "test/loss"):
         fit(tmp_path, EarlyStopping("absent"))
     with warned("EarlyStopping.monitor='absent'", "test/accuracy"):
-        assert len(fit(tmp_path, EarlyStopping("absent", strict=False), rounds=2).history) == 2
+        assert len(fit(tmp_path, EarlyStopping("absent", strict=False), max_rounds=2).history) == 2
 
 
 @pytest.mark.parametrize("kind", [EarlyStopping, BestCheckpoint])
@@ -123,18 +116,10 @@ def test_a_metric_that_no_step_logs_is_refused_before_anything_is_written(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_metric_that_a_callback_of_the_user_logs_is_known_after_the_round(tmp_path):
-    class Logs(Callback):
-        def on_evaluation_end(self, trainer, phase, client=None):
-            trainer.log("test/own", 1.0)
-
-    assert len(fit(tmp_path, Logs(), EarlyStopping("test/own", patience=2)).history) == 3
-
-
 def test_a_metric_that_usually_rises_without_a_mode_is_named_before_round_0(tmp_path):
     kinds = (EarlyStopping, BestCheckpoint)
     with warned("EarlyStopping.mode", "test/accuracy", "max") as lines:
-        fit(tmp_path, *(kind("test/accuracy") for kind in kinds), rounds=1)
+        fit(tmp_path, *(kind("test/accuracy") for kind in kinds), max_rounds=1)
     keys = [str(line.message).partition("=")[0] for line in lines]
     assert [key for key in keys if key.endswith(".mode")] == [f"{kind.__name__}.mode" for kind in kinds]
 
@@ -142,4 +127,4 @@ def test_a_metric_that_usually_rises_without_a_mode_is_named_before_round_0(tmp_
 def test_a_metric_with_a_mode_or_that_usually_falls_causes_no_warning(tmp_path):
     rows = [("test/accuracy", "min"), ("test/accuracy", "max"), ("test/loss", None), ("train/loss", None)]
     observers = [kind(monitor, mode=mode) for kind in (EarlyStopping, BestCheckpoint) for monitor, mode in rows]
-    fit(tmp_path, *observers, rounds=1)
+    fit(tmp_path, *observers, max_rounds=1)

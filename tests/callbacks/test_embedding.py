@@ -1,9 +1,11 @@
 """The embedding shows the probe's classes, and says whose models they are."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import measured, small_model
 
 from fl_lightning.callbacks import Embedding
 from fl_lightning.callbacks.embedding import embed
@@ -11,12 +13,7 @@ from fl_lightning.methods import FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
 
 pytestmark = pytest.mark.usefixtures("undrawn")
-
-
-def fit(tmp_path, callback, *others, model=None, methods=(), **kwargs):
-    trainer = small_trainer(tmp_path, callbacks=[callback, *others], **kwargs)
-    trainer.fit(model or small_model(), small_data(), list(methods))
-    return trainer, np.load(trainer.run_dir / "embedding.npz")
+fit = partial(measured, "embedding.npz")
 
 
 def test_groups_that_are_far_apart_stay_apart_and_a_seed_gives_the_same_bits():

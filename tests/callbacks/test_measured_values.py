@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import small_data, small_model, small_trainer, watched
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 
@@ -37,12 +37,6 @@ class Remembers(Callback):
         ((_, (self.images, _), *_),) = trainer.representations(None, ("logits",), examples=60)
 
 
-def fit(folder, *callbacks, model=None, methods=(), **kwargs):
-    trainer = small_trainer(folder, callbacks=list(callbacks), **kwargs)
-    trainer.fit(model or small_model(), small_data(), list(methods))
-    return trainer
-
-
 def arrays(trainer, name):
     return dict(np.load(trainer.run_dir / f"{name}.npz"))
 
@@ -56,7 +50,7 @@ def measured(tmp_path_factory):
         patch.setattr("fl_lightning.plotting.figures.figures", lambda plots: ())
         patch.setattr(RunContext, "log_figure", lambda *args: None)
         callbacks = [SpectrumMonitor(), LayerAlignment(1, number=12), similarity, Drift(1), seen]
-        trainer = fit(tmp_path_factory.mktemp("measured"), *callbacks, model=model)
+        trainer = watched(tmp_path_factory.mktemp("measured"), *callbacks, model=model)
     model.eval()
     return trainer, seen, model
 
@@ -162,10 +156,10 @@ def test_similarity_is_the_debiased_cka_of_local_and_global_models_on_the_probe(
 
 
 def test_layers_that_stay_with_the_clients_have_no_global_model(tmp_path):
-    file = arrays(fit(tmp_path, LayerAlignment(number=3), methods=[Local()], max_rounds=1), "layer_alignment")
+    file = arrays(watched(tmp_path, LayerAlignment(number=3), methods=[Local()], max_rounds=1), "layer_alignment")
     assert np.isnan(file["global"]).all() and np.isfinite(file["local"][0, 0]).all()
     # statistics that stay do not matter to weights that travel
-    file = arrays(fit(tmp_path, LayerAlignment(number=3), methods=[FedBN()], max_rounds=1), "layer_alignment")
+    file = arrays(watched(tmp_path, LayerAlignment(number=3), methods=[FedBN()], max_rounds=1), "layer_alignment")
     assert np.isfinite(file["global"][0, 0]).all()
 
 
@@ -177,7 +171,7 @@ def test_a_layer_without_a_weight_matrix_is_refused(tmp_path):
 
 def test_clients_that_do_not_train_are_all_alike(tmp_path):
     model = ImageClassifier(MLP(64, [16]), optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
-    file = arrays(fit(tmp_path, LayerSimilarity(examples=60), model=model, max_rounds=1), "layer_similarity")
+    file = arrays(watched(tmp_path, LayerSimilarity(examples=60), model=model, max_rounds=1), "layer_similarity")
     for name in ("to_global", "between_clients", "between_rounds"):
         np.testing.assert_allclose(file[name], 1, atol=1e-9)
     assert file["layers"].tolist() == [["early.0", "representation", "logits"]]
@@ -185,7 +179,7 @@ def test_clients_that_do_not_train_are_all_alike(tmp_path):
 
 def test_the_lowest_ids_of_a_cohort_are_measured_and_others_are_nan(tmp_path):
     callback = LayerSimilarity(1, ["logits"], examples=64, max_clients=3)
-    trainer = fit(tmp_path, callback, participation=0.5)
+    trainer = watched(tmp_path, callback, participation=0.5)
     file = arrays(trainer, "layer_similarity")
     ids = sorted(trainer.server.cohort)
     assert file["clients"][-1].tolist() == [*ids, -1]
@@ -194,7 +188,7 @@ def test_the_lowest_ids_of_a_cohort_are_measured_and_others_are_nan(tmp_path):
 
 def test_without_a_global_model_only_clients_are_compared(tmp_path):
     model = ImageClassifier(MLP(64, [16]), Projector(8))
-    trainer = fit(tmp_path, LayerSimilarity(examples=64), model=model, methods=[FedBN()], max_rounds=1)
+    trainer = watched(tmp_path, LayerSimilarity(examples=64), model=model, methods=[FedBN()], max_rounds=1)
     file = arrays(trainer, "layer_similarity")
     assert np.isnan(file["to_global"]).all() and np.isnan(file["between_rounds"]).all()
     assert np.isfinite(file["between_clients"]).all()

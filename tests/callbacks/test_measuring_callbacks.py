@@ -1,11 +1,12 @@
 """What holds of every callback that measures models: it changes nothing, and its figures show what it measured."""
 
 import os
+from functools import partial
 
 import numpy as np
 import pytest
 from helpers.errors import refused, warned
-from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer
+from helpers.runs import assert_same_bits, history, small_data, small_model, small_trainer, watched
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -29,18 +30,13 @@ from fl_lightning.callbacks.measurement import drawn_clients
 from fl_lightning.methods import FedBN
 from fl_lightning.models import MLP, ImageClassifier
 
+fit = partial(watched, data=partial(small_data, train_size=200), participation=0.75, threads_per_worker=1, name="run")
+
 
 def callbacks():
     spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2)
     similarity = LayerSimilarity(1, examples=100, max_clients=3)
     return [spectra, NeuralCollapse(), similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
-
-
-def fit(folder, given, ckpt_path=None, methods=(), model=None, **kwargs):
-    how = {"max_rounds": 2, "participation": 0.75, "threads_per_worker": 1, "name": "run"}
-    trainer = small_trainer(folder, callbacks=given, **{**how, **kwargs})
-    trainer.fit(model or small_model(), small_data(train_size=200), list(methods), ckpt_path)
-    return trainer
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +47,11 @@ def whole(tmp_path_factory):
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fl_lightning.plotting.figures.laid_out", lambda drawings, title, columns: Figure((1, 1)))
-        return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
+        return fit(tmp_path_factory.mktemp("whole"), *callbacks(), logger=True)
 
 
 def test_the_run_has_the_bits_of_one_without_them(whole, tmp_path):
-    plain = fit(tmp_path, [])
+    plain = fit(tmp_path)
     assert_same_bits(plain.server.state, whole.server.state)
     for row, without in zip(history(whole), history(plain), strict=True):
         assert {name: row[name] for name in without} == without
@@ -77,7 +73,7 @@ def test_figures_are_in_the_folder_and_in_the_events(whole):
 @pytest.mark.thorough
 def test_the_figures_of_all_callbacks_can_be_drawn(tmp_path):
     of_clients = [Drift(), DeviationBound(), PerClassAccuracy(), PersonalAccuracy(), LocalLosses()]
-    trainer = fit(tmp_path, [*callbacks(), *of_clients])
+    trainer = fit(tmp_path, *callbacks(), *of_clients)
     sizes = {path.stem: path.stat().st_size for path in (trainer.run_dir / "figures").iterdir()}
     assert min(sizes.values()) > 5_000
     of_clients = {"drift_pairwise", "deviation_signs", "per_class_clients", "per_class_confusion", "personal_clients"}
@@ -97,9 +93,9 @@ def test_the_figures_of_all_callbacks_can_be_drawn(tmp_path):
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callback, words):
-    model = ImageClassifier(MLP(64, [8])) if isinstance(callback, BatchNormGap) else None
+    model = ImageClassifier(MLP(64, [8])) if isinstance(callback, BatchNormGap) else small_model()
     with refused(*words):
-        fit(tmp_path, [callback], model=model)
+        fit(tmp_path, callback, model=model)
     assert not list(tmp_path.iterdir())
 
 
@@ -114,14 +110,14 @@ def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callb
 )
 def test_what_does_not_suffice_to_measure_is_refused_before_round_0(tmp_path, callback, taps, words):
     with refused(*words):
-        fit(tmp_path, [callback], taps=taps)
+        fit(tmp_path, callback, taps=taps)
     assert not any(tmp_path.rglob("metrics.csv"))
 
 
 @pytest.mark.parametrize("kind", [CCVR, BatchNormGap, Scores])
 def test_without_one_global_model_they_are_refused_before_anything_is_written(tmp_path, kind):
     with refused(f"{kind.__name__} with entries that stay with the clients="):
-        fit(tmp_path, [kind()], methods=[FedBN()])
+        fit(tmp_path, kind(), methods=[FedBN()])
     assert not list(tmp_path.iterdir())
 
 
@@ -136,10 +132,10 @@ def test_without_test_data_they_are_refused(tmp_path, kind):
 @pytest.mark.usefixtures("undrawn")
 def test_a_callback_with_other_arguments_leaves_the_numbers_of_the_one_before(tmp_path):
     """It begins anew, under the name that the other's file had."""
-    first = fit(tmp_path, [Drift(1), LocalLosses(1)], max_rounds=2)
+    first = fit(tmp_path, Drift(1), LocalLosses(1), max_rounds=2)
     losses = (first.run_dir / LocalLosses.file).read_text()
     with warned("drift.1.npz"):
-        again = fit(tmp_path, [Drift(7), LocalLosses(7)], "last", max_rounds=3)
+        again = fit(tmp_path, Drift(7), LocalLosses(7), ckpt_path="last", max_rounds=3)
     assert again.run_dir == first.run_dir
     rounds = {name: np.load(first.run_dir / name)["rounds"].tolist() for name in ("drift.npz", "drift.1.npz")}
     assert rounds == {"drift.npz": [2], "drift.1.npz": [0, 1]}
@@ -152,20 +148,20 @@ def test_a_callback_with_other_arguments_leaves_the_numbers_of_the_one_before(tm
     "damage", [lambda path: path.unlink(), lambda path: os.truncate(path, path.stat().st_size - 3)]
 )
 def test_a_damaged_file_begins_anew_with_a_warning(tmp_path, kind, damage):
-    first = fit(tmp_path, [kind(1)], max_rounds=2)
+    first = fit(tmp_path, kind(1), max_rounds=2)
     path = first.run_dir / kind.file
     damage(path)
     with warned(f"{path} is missing or damaged"):
-        fit(tmp_path, [kind(1)], "last", max_rounds=3)
+        fit(tmp_path, kind(1), ckpt_path="last", max_rounds=3)
     rounds = np.load(path)["rounds"].tolist() if kind is Drift else np.loadtxt(path, delimiter=",", skiprows=1)[:, 0]
     assert set(rounds) == {2}
 
 
 def test_two_callbacks_of_one_file_and_a_base_of_callbacks_are_refused(tmp_path):
     with refused("trainer.callbacks='Drift'", "drift.npz"):
-        fit(tmp_path, [Drift(1), Drift(2)])
+        fit(tmp_path, Drift(1), Drift(2))
     with refused("trainer.callbacks='Measurement'"):
-        fit(tmp_path, [Measurement()])
+        fit(tmp_path, Measurement())
 
 
 def test_of_many_clients_as_many_as_asked_are_drawn_and_others_in_another_round():

@@ -1,11 +1,13 @@
 """Personal accuracy: a client's own test data, domains, fine-tuning and prototypes."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from helpers.domains import TwoDomains
 from helpers.errors import assert_names, refused
-from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import measured, plain_sgd_model, small_data
 
 from fl_lightning.callbacks import Callback, PersonalAccuracy
 from fl_lightning.callbacks.personalized_accuracy import nearest, spread_over_clients
@@ -13,6 +15,7 @@ from fl_lightning.data import ByDomain, Dirichlet
 from fl_lightning.methods import FedBN, FedProto
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+fit = partial(measured, "personal.npz", max_rounds=2, local_epochs=3)
 
 
 class Plainly(Callback):
@@ -25,12 +28,6 @@ class Plainly(Callback):
         self.tuned = [
             trainer.evaluate("test", one, client=k)["test/accuracy"] for k, one in zip(number, tuned, strict=True)
         ]
-
-
-def fit(tmp_path, personal, *others, data=None, methods=(), model=None, **kwargs):
-    trainer = small_trainer(tmp_path, callbacks=[personal, *others], **{"max_rounds": 2, "local_epochs": 3, **kwargs})
-    trainer.fit(model or small_model(), data or small_data(), list(methods))
-    return trainer, np.load(trainer.run_dir / "personal.npz")
 
 
 def domains(**kwargs):

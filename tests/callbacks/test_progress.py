@@ -4,10 +4,12 @@ import io
 import json
 import re
 import sys
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import fitted, small_data, small_model, small_trainer
+from helpers.tiny import variant
 from tqdm import tqdm
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor, progress
@@ -16,22 +18,16 @@ from fl_lightning.core.clock import Clock
 from fl_lightning.data import IID
 from fl_lightning.engine import cohort_training
 
+fit = partial(fitted, data=partial(small_data, train_size=100), local_steps=1, name="run")
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
+
+Terminal = variant(io.StringIO, isatty=lambda self: True)
 
 
 class Fails(Callback):
     def on_client_end(self, trainer, client):
         if trainer.server.round == 1:
             raise RuntimeError("mine")
-
-
-def fit(tmp_path, **kwargs):
-    trainer = small_trainer(tmp_path, local_steps=1, **{"name": "run", **kwargs})
-    trainer.fit(small_model(), small_data(train_size=100))
-    return trainer
 
 
 def test_without_a_terminal_there_is_one_short_line_an_evaluation_and_a_table_at_the_end(tmp_path, capsys):

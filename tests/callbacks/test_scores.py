@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import small_data, small_model, small_trainer, watched
 from torch.optim import SGD
 
 from fl_lightning.bench.shows import SCORES
@@ -15,15 +15,8 @@ from fl_lightning.data import Dirichlet
 from fl_lightning.methods import MOON, FedDyn, FedLC, FedProx, FedRS
 from fl_lightning.models import MLP, ImageClassifier
 
-
-def skewed(**kwargs):
-    return small_data(**{"partitioner": Dirichlet(0.1), **kwargs})
-
-
-def fit(tmp_path, scores, methods=(), *others, model=None, data=None, **kwargs):
-    trainer = small_trainer(tmp_path, callbacks=[scores, *others], enable_progress_bar=False, **kwargs)
-    trainer.fit(model or small_model(), data or skewed(), list(methods))
-    return trainer
+skewed = partial(small_data, partitioner=Dirichlet(0.1))
+fit = partial(watched, data=skewed, enable_progress_bar=False)
 
 
 def of(trainer):
@@ -32,7 +25,7 @@ def of(trainer):
 
 @pytest.mark.parametrize("methods", [list, lambda: [FedProx(0.1), MOON(1.0)]])
 def test_a_method_that_leaves_the_logits_scores_the_same_by_those_of_training(tmp_path, methods):
-    scores = of(fit(tmp_path, Scores(), methods()))
+    scores = of(fit(tmp_path, Scores(), methods=methods()))
     assert scores["training_logits"] == scores["clients"]
 
 
@@ -56,7 +49,7 @@ def test_the_logits_of_training_are_those_of_the_method_with_the_clients_counts(
         return torch.where(counts > 0, z, method.alpha * z)
 
     plainly = Plainly()
-    trainer = fit(tmp_path, Scores(), [method], plainly, local_epochs=3)
+    trainer = fit(tmp_path, Scores(), plainly, methods=[method], local_epochs=3)
     assert of(trainer)["training_logits"] == pytest.approx(np.mean(plainly.means), abs=1e-12)
     assert of(trainer)["training_logits"] != of(trainer)["clients"]
 
@@ -86,7 +79,7 @@ def test_each_score_is_that_of_its_definition(tmp_path):
             self.by_class = [float((predicted[y == c] == c).double().mean()) for c in y.unique()]
 
     plainly = Plainly()
-    trainer = fit(tmp_path, Scores(local_steps=10), (), plainly, local_epochs=2)
+    trainer = fit(tmp_path, Scores(local_steps=10), plainly, local_epochs=2)
     scores = of(trainer)
     assert scores.keys() == set(SCORES)
     assert scores["pooled"] == trainer.metrics["test/accuracy"] == scores["best"]
@@ -127,7 +120,7 @@ def test_without_test_data_of_clients_those_of_all_are_weighted(tmp_path):
 
 @pytest.mark.parametrize("method", [FedLC(1.0), FedDyn(0.1)])
 def test_a_finished_run_has_the_scores_that_it_would_have_logged(tmp_path, method):
-    scored = of(fit(tmp_path, Scores(), [method]))
+    scored = of(fit(tmp_path, Scores(), methods=[method]))
     later = small_trainer(tmp_path, callbacks=[Scores()])
     metrics = later.test(small_model(), skewed(), ckpt_path="last", method=[method])
     over_rounds = ("best", "mean_of_last")

@@ -112,7 +112,7 @@ def test_a_test_of_a_checkpoint_has_the_config_of_its_run_and_tells_what_overrid
         main([*given, "--seed_everything=3", "--method.mu=0.5"])
 
 
-def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, tmp_path, ran):
+def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, ran):
     model, path = ran / "checkpoints" / "model.ckpt", ran / "predictions.pt"
     loaded = ImageClassifier.load_from_checkpoint(model)
     last = torch.load(ran / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
@@ -125,9 +125,6 @@ def test_the_model_file_serves_lightning_and_predict_writes_its_outputs(capsys, 
     assert f"predictions in {path}" in capsys.readouterr().out
     outputs = torch.load(path, weights_only=True)
     assert sum(map(len, outputs)) == 50
-    main(["predict", *config, "--output", str(tmp_path / "mine.pt"), "--trainer.devices", "2"])
-    again = torch.load(tmp_path / "mine.pt", weights_only=True)
-    assert all(torch.equal(a, b) for a, b in zip(outputs, again, strict=True))
 
 
 def test_given_weights_are_in_the_config_and_their_digest_in_the_record(tmp_path, ran):
@@ -226,8 +223,7 @@ def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsy
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
-    [("null", None), ("{weights: null, sizes: [null, 1]}", {"weights": None, "sizes": [None, 1]})],
+    ("given", "options"), [("null", None), ("{weights: null, sizes: [null, 1]}", {"weights": None, "sizes": [None, 1]})]
 )
 def test_null_on_the_command_line_is_null_in_a_part_of_the_model(capsys, given, options):
     network = ["--model.encoder=Backbone", "--model.encoder.network=torchvision.models.resnet18"]

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, defaultdict, deque
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from helpers.errors import assert_names, refused
 from helpers.notes import noted
-from helpers.runs import assert_same_bits, small_trainer
+from helpers.runs import assert_same_bits, fitted
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 
@@ -27,12 +28,9 @@ class Net(TinyModule):
         self.taps = {"logits": "head"}
 
 
-def fit(tmp_path, methods, **kwargs):
-    """Two rounds of three clients, of two steps each."""
-    torch.manual_seed(0)
-    trainer = small_trainer(tmp_path, **{"local_steps": 2, "enable_progress_bar": False, **kwargs})
-    trainer.fit(Net(), clients(TinyData(20), 8, 6, 6), methods)
-    return trainer
+# two rounds of three clients, of two steps each
+CLIENTS = partial(clients, TinyData(20), 8, 6, 6)
+fit = partial(fitted, model=Net, data=CLIENTS, local_steps=2, enable_progress_bar=False)
 
 
 class Leaky(Method):

@@ -10,8 +10,8 @@ from helpers.beside import SIZES, assert_near, rows
 from helpers.errors import refused, warned
 from helpers.gradients import Ahead, InStep, scales_gradients
 from helpers.quadratics import Curved, curved_data
-from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
-from helpers.tiny import TinyData, TinyModule
+from helpers.runs import assert_same_bits, fitted, history, plain_sgd_model, small_data, train
+from helpers.tiny import TinyData, TinyModule, variant
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS
@@ -98,12 +98,7 @@ class Elsewhere(Method):
     requires = ("logits",)
 
 
-def fit(folder, methods, model=Noisy, data=rows, **kwargs):
-    torch.manual_seed(0)
-    given = {"taps": TAPS, "clients_per_step": 1, "enable_progress_bar": False, **kwargs}
-    trainer = small_trainer(folder, **given)
-    trainer.fit(model(), data(), list(methods))
-    return trainer
+fit = partial(fitted, model=Noisy, data=rows, taps=TAPS, clients_per_step=1, enable_progress_bar=False)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
@@ -303,7 +298,7 @@ CROPPED = partial(small_data, train_size=120, augment=[RandomCrop(1)])
 )
 def test_reading_batches_leaves_those_of_training_as_they_are(tmp_path, model, data):
     plain, reads = (
-        fit(tmp_path / str(len(methods)), methods, model, data, taps=None, local_epochs=2).server.state
+        fit(tmp_path / str(len(methods)), methods, model=model, data=data, taps=None, local_epochs=2).server.state
         for methods in ([], [Reads()])
     )
     assert_same_bits(plain, reads)
@@ -336,9 +331,7 @@ def test_a_stream_gives_the_clients_examples_in_orders_that_its_name_decides(tmp
 
 
 def test_batches_are_those_of_training_in_type_transform_and_number(tmp_path):
-    class Doubling(TinyModule):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            return [2 * batch[0], batch[1]]
+    Doubling = variant(TinyModule, on_after_batch_transfer=lambda self, batch, dataloader_idx: [2 * batch[0], batch[1]])
 
     class Asks(Method):
         def on_client_start(self, client):

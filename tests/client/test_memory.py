@@ -1,13 +1,14 @@
 """What clients keep: in memory up to a limit, then on disk, and the same when it comes back."""
 
 import tempfile
+from functools import partial
 
 import pytest
 import torch
 from helpers.errors import warned
 from helpers.notes import noted
-from helpers.runs import small_trainer
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.runs import fitted
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from helpers.without_values import WithoutValues
 
 from fl_lightning import Method
@@ -38,15 +39,13 @@ class Remembers(Method):
             raise ValueError("after it has written")
 
 
-def fit(tmp_path, method, **kwargs):
-    trainer = small_trainer(tmp_path, enable_progress_bar=False, local_steps=1, **{"max_rounds": 3, **kwargs})
-    trainer.fit(TinyModule(), clients(TinyData(12), 3, 3, 3, 3), method)
-    return trainer
+TWELVE = partial(clients, TinyData(12), 3, 3, 3, 3)
+fit = partial(fitted, model=TinyModule, data=TWELVE, max_rounds=3, local_steps=1, enable_progress_bar=False)
 
 
 @pytest.mark.parametrize("limit", [1024.0, 0.0], ids=["held", "on disk"])
 def test_a_visit_finds_what_the_last_one_left_and_one_that_fails_changes_nothing(tmp_path, limit):
-    trainer = fit(tmp_path, Remembers(fails_in=1), client_memory=limit, on_client_error="skip")
+    trainer = fit(tmp_path, [Remembers(fails_in=1)], client_memory=limit, on_client_error="skip")
     visits = [[(k, float(n), n + 1, n) for k in range(4)] for n in range(3)]
     visits[2][1] = visits[1][1]
     assert noted == [visit for round_ in visits for visit in round_]
@@ -55,7 +54,7 @@ def test_a_visit_finds_what_the_last_one_left_and_one_that_fails_changes_nothing
 
 def test_a_visit_whose_update_is_lost_changes_nothing(tmp_path):
     with warned("round 0"):
-        fit(tmp_path, Remembers(), systems=SystemsHeterogeneity(dropout_after=1.0))
+        fit(tmp_path, [Remembers()], systems=SystemsHeterogeneity(dropout_after=1.0))
     assert noted == 3 * [(k, 0.0, 1, 0) for k in range(4)]
 
 
@@ -73,19 +72,17 @@ def test_beyond_the_limit_the_least_recently_visited_lie_on_disk_until_the_run_e
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     # room for the memories of two of the four clients, in GiB
-    fit(tmp_path, Remembers(), client_memory=2 * 4100 / 2**30, callbacks=[Lists(tmp_path / "temporary")])
+    fit(tmp_path, [Remembers()], client_memory=2 * 4100 / 2**30, callbacks=[Lists(tmp_path / "temporary")])
     listed = [one for one in noted if isinstance(one, list)]
     assert listed[0] == ["0", "1"] and all({"0", "1"} <= {*names} for names in listed)
     assert not list((tmp_path / "temporary").iterdir())
 
 
-class LooksAtMemory(Method):
-    def on_client_start(self, client):
-        client.memory(self)
+LooksAtMemory = variant(Method, on_client_start=lambda self, client: client.memory(self))
 
 
 def test_a_client_that_remembers_nothing_takes_no_place(tmp_path):
-    assert len(fit(tmp_path, LooksAtMemory()).client.memories()) == 0
+    assert len(fit(tmp_path, [LooksAtMemory()]).client.memories()) == 0
 
 
 def test_a_memory_moves_to_a_gpu_and_back_through_pinned_memory_with_one_wait(monkeypatch):

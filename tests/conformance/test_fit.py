@@ -7,7 +7,7 @@ import torch
 from helpers.conformance import PRECISIONS, by_rounds, conform, note, notes_of
 from helpers.errors import refused
 from helpers.tiers import sample
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch.optim import LBFGS, SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
@@ -224,21 +224,14 @@ def test_bfloat16_as_in_lightning(precision):
 
 
 def test_an_own_optimizer_step_that_never_calls_the_closure_is_an_error():
-    class Model(TinyModule):
-        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
-            pass
-
     with refused("client 0", "round 0", "optimizer_step", "closure", kind=ClientError):
-        by_rounds(Model(), clients(TinyData()))
+        by_rounds(variant(TinyModule, optimizer_step=lambda self, *args: None)(), clients(TinyData()))
 
 
 def test_a_dictionary_without_a_loss_is_an_error():
-    class Model(TinyModule):
-        def training_step(self, batch, batch_idx):
-            return {"log": 1.0}
-
-    with refused("model=Model", "training_step", "loss"):
-        by_rounds(Model(), clients(TinyData()), tried=True)
+    model = variant(TinyModule, training_step=lambda self, batch, batch_idx: {"log": 1.0})()
+    with refused("training_step", "loss"):
+        by_rounds(model, clients(TinyData()), tried=True)
 
 
 # ---------------------------------------------------------------------- the batch on its way
@@ -258,14 +251,6 @@ class OnTheWay:
         return [batch[0].square() if self.trainer.training else batch[0], batch[1]]
 
 
-class ModuleOnTheWay(OnTheWay, TinyModule):
-    pass
-
-
-class DataOnTheWay(OnTheWay, TinyData):
-    pass
-
-
 class DoubleData(TinyData):
     """Numbers that are exact in no shorter type."""
 
@@ -273,6 +258,9 @@ class DoubleData(TinyData):
         dataset = super().rows(number, seed)
         dataset.tensors = (dataset.tensors[0].double() / 3, dataset.tensors[1])
         return dataset
+
+
+ModuleOnTheWay, DataOnTheWay = (type("OnTheWay", (OnTheWay, base), {}) for base in (TinyModule, TinyData))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from helpers.conformance import PRECISIONS, assert_close, by_rounds, conform, note
 from helpers.errors import refused
 from helpers.tiers import sample
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.nn.utils.parametrizations import weight_norm
@@ -260,9 +260,7 @@ def test_methods_correct_sparse_gradients_as_dense_ones(method):
 
 
 def test_sparse_adam_beside_a_method_that_corrects_gradients_is_refused():
-    class Model(Embedded):
-        def configure_optimizers(self):
-            return SparseAdam(self.embedding.parameters())
+    Model = variant(Embedded, configure_optimizers=lambda self: SparseAdam(self.embedding.parameters()))
 
     with refused("method=['FedProx']", "Adam"):
         by_rounds(Model(True), clients(TinyData()), methods=[FedProx()])
@@ -297,10 +295,7 @@ class Reentrant(Checkpointed):
     use_reentrant = True
 
 
-@pytest.mark.parametrize(
-    ("make", "methods"),
-    [(Checkpointed, [FedUV(), MOON(first="global")]), (Reentrant, [FedRS()])],
-)
+@pytest.mark.parametrize(("make", "methods"), [(Checkpointed, [FedUV(), MOON(first="global")]), (Reentrant, [FedRS()])])
 def test_methods_act_through_activation_checkpoints(make, methods):
     plain, checkpointed = (state_after(one, methods=methods, **TAPS) for one in (TinyModule, make))
     assert_close(checkpointed, plain, 1e-10)

@@ -7,7 +7,7 @@ import torch
 from helpers.conformance import by_lightning, by_rounds, conform, note, notes_of
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, history
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR
@@ -232,9 +232,7 @@ def test_local_steps_schedule_over_all_rounds():
 
 # ---------------------------------------------------------------------- what is refused
 def test_a_schedule_that_ends_before_the_run_of_any_client_is_refused_before_round_0(tmp_path):
-    class Model(Scheduled):
-        def on_train_start(self):
-            note("started")
+    Model = variant(Scheduled, on_train_start=lambda self: note("started"))
 
     def fit():
         with refused("OneCycleLR"):
@@ -334,10 +332,7 @@ def two_clients():
     return clients(TinyData(28, val=[6]), 14, 14)
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"),
-    [(1, [0.1, 0.1, 0.05, 0.025, 0.0125]), (2, [0.1, 0.1, 0.1, 0.1, 0.05])],
-)
+@pytest.mark.parametrize(("every", "expected"), [(1, [0.1, 0.1, 0.05, 0.025, 0.0125]), (2, [0.1, 0.1, 0.1, 0.1, 0.05])])
 def test_a_schedule_that_watches_a_metric_steps_once_a_round_that_was_evaluated(every, expected):
     visits, _ = rates_by_rounds(Plateau(), two_clients(), rounds=5, epochs=1, eval_every_n_rounds=every)
     assert visits == {(k, r): 4 * [expected[r]] for r in range(5) for k in range(2)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.conformance import SAME, by_rounds, conform, note, notes_of, recording
 from helpers.errors import refused
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch import nn
 from torch.optim import SGD
@@ -182,83 +182,40 @@ def test_what_is_given_has_lightnings_value_or_effect(capsys):
 
 
 # ---------------------------------------------------------------------- refused
-class Sharded(TinyModule):
-    def configure_sharded_model(self):
-        pass
 
 
-class Callbacks(TinyModule):
-    def configure_callbacks(self):
-        return [Callback()]
+def turns_manual(module, stage=None):
+    module.automatic_optimization = False
 
 
-class Manual(TinyModule):
-    def build(self):
-        self.automatic_optimization = False
-
-
-class ManualFromSetup(TinyModule):
-    def setup(self, stage):
-        self.automatic_optimization = False
-
-
-class DataloaderIter(TinyModule):
-    """The signature by which Lightning hands over the iterator itself."""
-
-    def training_step(self, dataloader_iter):
-        return self.loss(next(dataloader_iter)[0])
-
-
-class Lazy(TinyModule):
-    """A layer whose shape is only known after a first forward."""
-
-    def build(self):
-        self.body[0] = nn.LazyLinear(6)
-
-
-class Several(TinyModule):
-    def configure_optimizers(self):
-        return [SGD(part.parameters(), lr=0.1) for part in (self.body, self.head)]
-
-
-class NoOptimizer(TinyModule):
-    def configure_optimizers(self):
-        return None
-
-
+# the words of the error, and what a module overrides; the signature with ``dataloader_iter`` gets the iterator itself
 BEFORE_ROUND_0 = {
-    Sharded: "model='Model.configure_sharded_model'",
-    Callbacks: "Model.configure_callbacks()",
-    Manual: "manual",
-    ManualFromSetup: "manual optimization",
-    DataloaderIter: "dataloader_iter",
-    Lazy: "body.0.weight",
-    Several: "2 optimizers",
-    NoOptimizer: "0 optimizers",
+    "model='Model.configure_sharded_model'": {"configure_sharded_model": lambda self: None},
+    "Model.configure_callbacks()": {"configure_callbacks": lambda self: [Callback()]},
+    "manual": {"build": turns_manual},
+    "manual optimization": {"setup": turns_manual},
+    "dataloader_iter": {"training_step": lambda self, dataloader_iter: self.loss(next(dataloader_iter)[0])},
+    "body.0.weight": {"build": lambda self: self.body.__setitem__(0, nn.LazyLinear(6))},
+    "2 optimizers": {"configure_optimizers": lambda self: [SGD([part.weight]) for part in (self.body[0], self.head)]},
+    "0 optimizers": {"configure_optimizers": lambda self: None},
 }
 
 
-@pytest.mark.parametrize("make", BEFORE_ROUND_0)
-def test_what_is_refused_is_named_before_round_0(make, tmp_path):
-    class Model(make):
-        def on_train_start(self):
-            raise AssertionError("the run has begun")
-
-    with refused(BEFORE_ROUND_0[make]) as info:
-        by_rounds(Model(), clients(TinyData()), folder=tmp_path)
+@pytest.mark.parametrize("words", BEFORE_ROUND_0)
+def test_what_is_refused_is_named_before_round_0(words, tmp_path):
+    began = {"on_train_start": lambda self: pytest.fail("the run has begun")}
+    model = type("Model", (TinyModule,), BEFORE_ROUND_0[words] | began)()
+    with refused(words) as info:
+        by_rounds(model, clients(TinyData()), folder=tmp_path)
     assert "\n" not in str(info.value)
     assert not list(tmp_path.rglob("metrics.csv"))
 
 
 def test_manual_backward_is_refused_where_it_is_called():
     """Nothing tells of it before; Lightning too refuses it there."""
-
-    class ManualBackward(TinyModule):
-        def training_step(self, batch, batch_idx):
-            self.manual_backward(self.loss(batch))
-
+    manual = variant(TinyModule, training_step=lambda self, batch, batch_idx: self.manual_backward(self.loss(batch)))
     with refused("automatic_optimization", kind=ClientError):
-        by_rounds(ManualBackward(), clients(TinyData()))
+        by_rounds(manual(), clients(TinyData()))
 
 
 # ---------------------------------------------------------------------- the page

@@ -2,13 +2,14 @@
 
 import math
 from contextlib import nullcontext
+from operator import attrgetter
 
 import pytest
 import torch
 from helpers.conformance import by_rounds, note, notes_of, same
 from helpers.errors import refused, warned
 from helpers.runs import history
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import SGD, lr_scheduler
@@ -54,9 +55,7 @@ class Collects(TinyModule):
         return self.step(batch)
 
 
-class WithPredict(TinyData):
-    def predict_dataloader(self):
-        return DataLoader(self.rows(18, 30), batch_size=4)
+WithPredict = variant(TinyData, predict_dataloader=lambda self: DataLoader(self.rows(18, 30), batch_size=4))
 
 
 def after(command, devices=0, collects=True):
@@ -185,9 +184,7 @@ class Modes(TinyModule):
         note("validation", self.modes())
 
 
-class LeavesEval(Modes):
-    def on_train_end(self):
-        self.body.eval()
+LeavesEval = variant(Modes, on_train_end=lambda self: self.body.eval())
 
 
 class OwnEval(Modes):
@@ -211,18 +208,6 @@ def test_submodules_keep_their_mode_through_visits_and_evaluations(make, evaluat
         assert model.modes() == training
 
 
-# ---------------------------------------------------------------------- what travels
-class Adapter(TinyModule):
-    """A small trained part beside a large frozen one."""
-
-    def build(self):
-        self.large = nn.Linear(8, 500)
-        self.large.requires_grad_(False)
-
-    def forward(self, x):
-        return super().forward(x + 0.01 * self.large(x)[:, :8])
-
-
 # ---------------------------------------------------------------------- what is refused
 class Grows(TinyModule):
     def build(self):
@@ -234,94 +219,68 @@ class Grows(TinyModule):
         return self.loss(batch)
 
 
-class LateBuffer(TinyModule):
-    def training_step(self, batch, batch_idx):
-        self.body.register_buffer("late", torch.zeros(2))
-        return self.loss(batch)
-
-
-class LateLayer(TinyModule):
-    def on_train_epoch_end(self):
-        self.late = nn.Linear(2, 2)
-
-
-class NewParameter(TinyModule):
-    def on_train_epoch_end(self):
-        self.body[0].weight = nn.Parameter(torch.zeros_like(self.body[0].weight))
-
-
-class AddsGroup(TinyModule):
-    def on_train_start(self):
-        self.optimizers().add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-
-
-class TurnsManual(TinyModule):
-    def on_train_start(self):
-        self.automatic_optimization = False
-
-
-class Stops(TinyModule):
-    def on_train_start(self):
-        self.trainer.should_stop = True
-
-
-class SetsClipping(TinyModule):
-    def on_train_start(self):
-        self.trainer.gradient_clip_val = 1.0
-
-
-class WithinAnEpoch(TinyModule):
-    def configure_optimizers(self):
-        optimizer = SGD(self.parameters(), lr=0.1)
-        plateau = lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "loss", "interval": "step"}}
-
-
-class LogsTooEarly(TinyModule):
-    def configure_optimizers(self):
-        self.log("early", 1.0)
-        return super().configure_optimizers()
-
-
-def leaving_out(base, part):
+def leaving_out(part, base=TinyModule):
     """A module whose state dict lacks the entries with ``part`` in their names."""
 
-    class Partial(base):
-        def state_dict(self, *args, **kwargs):
-            return {name: value for name, value in super().state_dict(*args, **kwargs).items() if part not in name}
+    def state_dict(self, *args, **kwargs):
+        return {name: value for name, value in base.state_dict(self, *args, **kwargs).items() if part not in name}
 
-    return Partial
+    return variant(base, state_dict=state_dict)
 
 
+def plateau_of_steps(module):
+    optimizer = SGD(module.parameters(), lr=0.1)
+    schedule = {"scheduler": lr_scheduler.ReduceLROnPlateau(optimizer), "monitor": "loss", "interval": "step"}
+    return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+
+def set_later(path, value):
+    """A module that sets an attribute when a visit begins."""
+    *owner, name = path.split(".")
+    return variant(TinyModule, on_train_start=lambda self: setattr(attrgetter(".".join(owner))(self), name, value))
+
+
+def add_group(module):
+    module.optimizers().add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+AddsGroup = variant(TinyModule, on_train_start=add_group)
 BEFORE_THE_RUN = {
-    WithinAnEpoch: ("configure_optimizers", "lr_scheduler.interval='step'", "epoch"),
-    LogsTooEarly: ("self.log('early', ...)", "configure_optimizers"),
-    leaving_out(TinyModule, "bias"): ("body.0.bias",),
+    ("configure_optimizers", "lr_scheduler.interval='step'", "epoch"): variant(
+        TinyModule, configure_optimizers=plateau_of_steps
+    ),
+    ("self.log('early', ...)", "configure_optimizers"): variant(
+        TinyModule, configure_optimizers=lambda self: self.log("early", 1.0)
+    ),
+    ("body.0.bias",): leaving_out("bias"),
 }
 IN_A_VISIT = {
-    Grows: ("inner.seen",),
-    LateBuffer: ("body.late",),
-    LateLayer: ("late",),
-    NewParameter: ("body.0.weight",),
-    AddsGroup: ("add_param_group", "configure_optimizers"),
-    TurnsManual: ("automatic_optimization", "False"),
-    Stops: ("self.trainer.should_stop", "EarlyStopping"),
-    SetsClipping: ("self.trainer.gradient_clip_val",),
+    ("inner.seen",): Grows,
+    ("body.late",): variant(TinyModule, on_train_end=lambda self: self.body.register_buffer("late", torch.zeros(2))),
+    ("late",): variant(TinyModule, on_train_epoch_end=lambda self: self.add_module("late", nn.Linear(2, 2))),
+    ("head.weight",): set_later("head.weight", nn.Parameter(torch.zeros(3, 6).double())),
+    ("add_param_group", "configure_optimizers"): AddsGroup,
+    ("automatic_optimization", "False"): variant(
+        TinyModule, on_train_start=lambda self: setattr(self, "automatic_optimization", False)
+    ),
+    ("self.trainer.should_stop", "EarlyStopping"): set_later("trainer.should_stop", True),
+    ("self.trainer.gradient_clip_val",): set_later("trainer.gradient_clip_val", 1.0),
 }
 
 
-@pytest.mark.parametrize("make", BEFORE_THE_RUN)
-def test_what_does_not_fit_is_refused_before_the_run(make):
-    with refused(*BEFORE_THE_RUN[make]):
-        train(make)
+@pytest.mark.parametrize("words", BEFORE_THE_RUN)
+def test_what_does_not_fit_is_refused_before_the_run(words):
+    with refused(*words):
+        train(BEFORE_THE_RUN[words])
 
 
-@pytest.mark.parametrize("make", IN_A_VISIT)
-def test_what_only_a_visit_shows_is_refused_there_with_the_remedy(make):
-    with refused("client 0", "round 0", *IN_A_VISIT[make], kind=ClientError):
-        train(make)
+@pytest.mark.parametrize("words", IN_A_VISIT)
+def test_what_only_a_visit_shows_is_refused_there_with_the_remedy(words):
+    with refused("client 0", "round 0", *words, kind=ClientError):
+        train(IN_A_VISIT[words])
 
 
 def test_frozen_parameters_may_be_left_out_of_the_state_dict_and_the_only_visit_may_add_groups():
-    train(leaving_out(Adapter, "large"))
+    large = variant(TinyModule, build=lambda self: self.add_module("large", nn.Linear(8, 500).requires_grad_(False)))
+    train(leaving_out("large", large))
     train(AddsGroup, rounds=1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.errors import refused, warned
-from helpers.runs import small_data, small_model, small_trainer
+from helpers.runs import fitted, small_data
 from helpers.tiny import TinyModule
 from torch import nn
 
@@ -30,22 +30,13 @@ class Small(TinyModule):
         self.body = nn.Linear(6, 6)
 
 
-def fit(tmp_path, data, model=None):
-    trainer = small_trainer(tmp_path, max_rounds=1)
-    trainer.fit(model or small_model(), data)
-    return trainer
-
-
 @pytest.mark.parametrize(
     "data",
-    [
-        lambda: Partitioned(CODE["Hospitals"](), CODE["RangeAndShare"](0.3), num_clients=3),
-        lambda: CODE["Sensors"](),
-    ],
+    [lambda: Partitioned(CODE["Hospitals"](), CODE["RangeAndShare"](0.3), num_clients=3), lambda: CODE["Sensors"]()],
 )
 def test_the_code_of_the_guide_trains(tmp_path, data, undrawn):
     trained = data()
-    assert fit(tmp_path, trained, Small()).metrics["clients"] == trained.num_clients
+    assert fitted(tmp_path, data=trained, model=Small(), max_rounds=1).metrics["clients"] == trained.num_clients
 
 
 @pytest.mark.thorough
@@ -111,7 +102,7 @@ def test_an_empty_client_is_named(tmp_path, undrawn):
         return [np.concatenate(parts[:2]), parts[1][:0], *parts[2:]]
 
     with warned("data: 1 of 4 clients (1)", "min_size"):
-        fit(tmp_path, small_data(partitioner=Deals(move)))
+        fitted(tmp_path, data=small_data(partitioner=Deals(move)), max_rounds=1)
 
 
 def test_a_loader_that_an_empty_client_breaks_is_refused_before_anything_is_written(tmp_path):
@@ -121,5 +112,5 @@ def test_a_loader_that_an_empty_client_breaks_is_refused_before_anything_is_writ
             self.plan = Plan([np.arange(120), *[np.arange(0)] * 3])
 
     with refused("train_dataloader(1)"):
-        fit(tmp_path, Empty(), Small())
+        fitted(tmp_path, data=Empty(), model=Small(), max_rounds=1)
     assert not list(tmp_path.iterdir())

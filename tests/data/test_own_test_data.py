@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.runs import small_trainer
-from helpers.tiny import TinyModule
+from helpers.tiny import TinyModule, variant
 from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
@@ -183,9 +183,7 @@ def test_a_test_of_a_finished_run_ends_with_its_tables(tmp_path, capsys, undrawn
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-class Validated(Data):
-    def val_dataloader(self):
-        return DataLoader(named((3, 4, 5)), batch_size=8)
+Validated = variant(Data, val_dataloader=lambda self: DataLoader(named((3, 4, 5)), batch_size=8))
 
 
 def test_validate_shows_the_domains_of_the_validation_data(tmp_path, capsys):

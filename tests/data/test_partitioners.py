@@ -49,21 +49,12 @@ PARTS = {
     "IID": (lambda: IID(), [[9, 2, 7], [4, 5, 11], [0, 3], [6, 10], [8, 1]]),
     "Dirichlet": (lambda: Dirichlet(0.1, min_size=2), [[5, 6, 9, 10], [0, 11], [3, 8], [1, 2, 4, 7]]),
     "Dirichlet, no cap": (lambda: Dirichlet(0.5, 0, cap=False), [[5, 6, 10], [9], [0, 1, 2, 3, 4, 7, 8, 11]]),
-    "Dirichlet, redraw": (
-        lambda: Dirichlet(0.5, 1, repair="redraw"),
-        [[10, 6, 3, 5], [9], [2, 0, 1, 4, 11, 7, 8]],
-    ),
+    "Dirichlet, redraw": (lambda: Dirichlet(0.5, 1, repair="redraw"), [[10, 6, 3, 5], [9], [2, 0, 1, 4, 11, 7, 8]]),
     "ClientDirichlet": (lambda: ClientDirichlet(0.3), [[0, 2, 4, 6], [1, 3, 7, 8], [5, 9, 10, 11]]),
-    "ClientDirichlet, uneven": (
-        lambda: ClientDirichlet(0.3, sigma=1.0),
-        [[2, 10], [0, 1, 3, 6, 7, 8, 9, 11], [4, 5]],
-    ),
+    "ClientDirichlet, uneven": (lambda: ClientDirichlet(0.3, sigma=1.0), [[2, 10], [0, 1, 3, 6, 7, 8, 9, 11], [4, 5]]),
     "Shards": (lambda: Shards(2), [[6, 10, 4, 5], [7, 11, 0, 3], [9, 2, 8, 1]]),
     "ClassesPerClient": (lambda: ClassesPerClient(2), [[1, 8, 10], [5, 7, 11], [3, 6, 9], [0, 2, 4]]),
-    "QuantityDirichlet": (
-        lambda: QuantityDirichlet(0.2, min_size=2),
-        [[4, 10], [6, 2], [5, 1, 3, 9, 8, 0], [11, 7]],
-    ),
+    "QuantityDirichlet": (lambda: QuantityDirichlet(0.2, min_size=2), [[4, 10], [6, 2], [5, 1, 3, 9, 8, 0], [11, 7]]),
     "ByDomain": (lambda: ByDomain(), [[6, 0], [3, 9], [10, 7], [4, 1], [5, 11], [2, 8]]),
     "DomainDirichlet": (lambda: DomainDirichlet(0.3, 1), [[0, 6], [3, 9], [1, 4], [7, 10], [8, 11], [2, 5]]),
     "Natural": (lambda: Natural(), [[2, 5, 8, 11, 0, 3, 6, 9], [1, 4, 7, 10]]),
@@ -171,10 +162,7 @@ def test_many_clients_and_tiny_alpha_end(clients, alpha, min_size):
     ("make", "first"),
     [
         (lambda least: Dirichlet(0.05, least), "ba2b3055e9a40a9a"),
-        (
-            lambda least: QuantityDirichlet(0.2, least),
-            "9faca1c53ce26ce3",
-        ),
+        (lambda least: QuantityDirichlet(0.2, least), "9faca1c53ce26ce3"),
     ],
 )
 def test_only_clients_that_are_too_small_gain_and_the_moved_samples_are_counted(make, first):

@@ -94,8 +94,7 @@ def test_missing_files_are_named(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "write"),
-    [(sets.PACS, write_pacs), (sets.HAM10000, write_ham10000), (sets.FEMNIST, write_femnist)],
+    ("kind", "write"), [(sets.PACS, write_pacs), (sets.HAM10000, write_ham10000), (sets.FEMNIST, write_femnist)]
 )
 def test_files_that_are_cut_off_are_refused_in_one_line(kind, write, tmp_path):
     write(tmp_path)

@@ -29,6 +29,11 @@ def write(root, *paths):
                 Image.fromarray(pixels).save(opened, kind)
 
 
+def images(*paths):
+    """Writes these images into a folder."""
+    return lambda root: write(root, *paths)
+
+
 def classes(*folders, names="cat dog", files="0.png 1.png"):
     return [f"{folder}/{name}/{file}" for folder in folders for name in names.split() for file in files.split()]
 
@@ -80,23 +85,22 @@ SITES = {"cat": (4, 0, 4), "dog": (4, 0, 4)}
 FOLDERS, OF_SITES = ImageFolderImages, SiteImageFolders
 # what is written, how it is read, and which images it has, or the words of the error, or both and those of the warning
 READ = {
-    "splits in capitals": (FOLDERS, lambda root: write(root, *classes("Training", "Testing")), TWO),
-    "all caps": (FOLDERS, lambda root: write(root, *classes("TRAIN", "VAL")), TWO),
-    "validation": (FOLDERS, lambda root: write(root, *classes("train", "Validation", "test")), THREE),
+    "splits in capitals": (FOLDERS, images(*classes("Training", "Testing")), TWO),
+    "all caps": (FOLDERS, images(*classes("TRAIN", "VAL")), TWO),
+    "validation": (FOLDERS, images(*classes("train", "Validation", "test")), THREE),
     "splits of sites": (
         OF_SITES,
-        lambda root: write(root, *classes("a/Training", "b/train", "a/testing", "b/TEST", "a/dev")),
+        images(*classes("a/Training", "b/train", "a/testing", "b/TEST", "a/dev")),
         {"cat": (4, 2, 4), "dog": (4, 2, 4)},
     ),
     "folders of patients": (
         OF_SITES,
-        lambda root: write(root, *classes("a/train", "b/train", "a/test", "b/test", files="p1/0.png p1/left/1.png")),
+        images(*classes("a/train", "b/train", "a/test", "b/test", files="p1/0.png p1/left/1.png")),
         SITES,
     ),
     "hidden copies": (
         FOLDERS,
-        lambda root: write(
-            root,
+        images(
             *classes("train", "test"),
             *classes("train", files=".ipynb_checkpoints/0-checkpoint.png @eaDir/0.png/S.png __MACOSX/0.png ._0.png"),
             *classes("__MACOSX/train", "@eaDir", ".cache"),
@@ -105,9 +109,7 @@ READ = {
     ),
     "endings": (
         FOLDERS,
-        lambda root: write(
-            root, *classes("train", "test", files="0.JPG 1.jfif 2.gif 3.avif 4.jpe 5.PNG 6.tif 7.webp 8.pgm 9.bmp")
-        ),
+        images(*classes("train", "test", files="0.JPG 1.jfif 2.gif 3.avif 4.jpe 5.PNG 6.tif 7.webp 8.pgm 9.bmp")),
         {"cat": (10, 0, 10), "dog": (10, 0, 10)},
     ),
     "a linked folder": (
@@ -128,18 +130,13 @@ READ = {
     ),
     "forms of Unicode": (
         OF_SITES,
-        lambda root: write(
-            root,
+        images(
             *classes("a/train", "a/test", names=f"{COMPOSED} dog"),
             *classes("b/train", "b/test", names=f"{DECOMPOSED} dog"),
         ),
         {COMPOSED: (4, 0, 4), "dog": (4, 0, 4)},
     ),
-    "file names in Latin-1": (
-        FOLDERS,
-        lambda root: write(root, *classes("train", "test", files=f"caf{LATIN_1}.png 1.png")),
-        TWO,
-    ),
+    "file names in Latin-1": (FOLDERS, images(*classes("train", "test", files=f"caf{LATIN_1}.png 1.png")), TWO),
     "a table": (OF_SITES, table, {"cat": (4, 0, 2), "dog": (4, 0, 2)}),
 }
 
@@ -156,15 +153,13 @@ def test_folders_as_people_have_them_are_read(tmp_path, case):
 WARNED = {
     "files left out": (
         FOLDERS,
-        lambda root: write(
-            root, *classes("train", "test"), *classes("train", files="2.HEIC notes.txt"), "README.txt", "train/5.png"
-        ),
+        images(*classes("train", "test"), *classes("train", files="2.HEIC notes.txt"), "README.txt", "train/5.png"),
         TWO,
         ("3 .txt", "2 .heic", "1 .png"),
     ),
     "upper and lower case": (
         OF_SITES,
-        lambda root: write(root, *classes("a/train", "a/test", names="Cat dog"), *classes("b/train", "b/test")),
+        images(*classes("a/train", "a/test", names="Cat dog"), *classes("b/train", "b/test")),
         {"Cat": (2, 0, 2), "cat": (2, 0, 2), "dog": (4, 0, 4)},
         ("'Cat'", "'cat'"),
     ),
@@ -181,33 +176,19 @@ def test_what_is_not_read_or_looks_alike_is_named(tmp_path, case):
 
 
 REFUSED = {
-    "a folder beside train": (FOLDERS, lambda root: write(root, *classes("train", "test", "unlabelled")), "unlabelled"),
-    "a class named test": (FOLDERS, lambda root: write(root, *classes(".", names="control test")), "control", "test"),
+    "a folder beside train": (FOLDERS, images(*classes("train", "test", "unlabelled")), "unlabelled"),
+    "a class named test": (FOLDERS, images(*classes(".", names="control test")), "control", "test"),
     "a class without test images": (
         FOLDERS,
-        lambda root: write(root, *classes("train", "test"), "train/cow/0.png"),
+        images(*classes("train", "test"), "train/cow/0.png"),
         "test",
         "'cow'",
         "data.classes",
     ),
-    "two names of a split": (
-        FOLDERS,
-        lambda root: write(root, *classes("train", "Training", "test")),
-        "'Training', 'train'",
-    ),
-    "train alone": (FOLDERS, lambda root: write(root, *classes("Train")), "Train"),
-    "splits of one site alone": (
-        OF_SITES,
-        lambda root: write(root, *classes("a/Train", "a/Test", "b")),
-        "b",
-        "cat, dog",
-    ),
-    "a class without images": (
-        OF_SITES,
-        lambda root: write(root, *classes("a", "b"), "a/cow/0.psd"),
-        "a/cow",
-        ".psd",
-    ),
+    "two names of a split": (FOLDERS, images(*classes("train", "Training", "test")), "'Training', 'train'"),
+    "train alone": (FOLDERS, images(*classes("Train")), "Train"),
+    "splits of one site alone": (OF_SITES, images(*classes("a/Train", "a/Test", "b")), "b", "cat, dog"),
+    "a class without images": (OF_SITES, images(*classes("a", "b"), "a/cow/0.psd"), "a/cow", ".psd"),
     "a class of empty folders": (
         OF_SITES,
         lambda root: [write(root, *classes("a", "b")), (root / "a" / "cow").mkdir()],
@@ -230,16 +211,11 @@ REFUSED = {
     ),
     "forms of Unicode side by side": (
         FOLDERS,
-        lambda root: write(root, *classes("train", "test", names=f"{COMPOSED} {DECOMPOSED} dog")),
+        images(*classes("train", "test", names=f"{COMPOSED} {DECOMPOSED} dog")),
         "train",
         repr(COMPOSED),
     ),
-    "a space at an end": (
-        OF_SITES,
-        lambda root: write(root, *classes("a", "b"), "b/cat /0.png"),
-        "'cat'",
-        "'cat '",
-    ),
+    "a space at an end": (OF_SITES, images(*classes("a", "b"), "b/cat /0.png"), "'cat'", "'cat '"),
     "a circle of links": (
         FOLDERS,
         lambda root: [write(root, *classes("train", "test")), link(root, "train/cat/all", "../..")],
@@ -268,12 +244,7 @@ REFUSED = {
         "1 of 9 files",
         "stack.tif",
     ),
-    "class names in Latin-1": (
-        FOLDERS,
-        lambda root: write(root, *classes("train", "test", names=f"caf{LATIN_1} dog")),
-        "caf",
-        "UTF-8",
-    ),
+    "class names in Latin-1": (FOLDERS, images(*classes("train", "test", names=f"caf{LATIN_1} dog")), "caf", "UTF-8"),
 }
 
 

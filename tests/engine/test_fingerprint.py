@@ -311,12 +311,7 @@ def test_the_final_model_is_no_checkpoint_of_a_run(tmp_path, last):
 
 
 # ------------------------------------------------------------------ changes that are allowed
-ONE = {
-    "method": lambda: [SCAFFOLD()],
-    "cohort_size": 2,
-    "callbacks": [Notes()],
-    "server_optimizer": momentum,
-}
+ONE = {"method": lambda: [SCAFFOLD()], "cohort_size": 2, "callbacks": [Notes()], "server_optimizer": momentum}
 FREE = {
     "workers": {"devices": 2},
     "a callback less": {"callbacks": []},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, small_trainer
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch import nn
 from torch.optim import SGD
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -21,22 +21,6 @@ from fl_lightning.utilities.errors import UsageError
 def fit(folder, model, rounds=2):
     """Train two clients for some rounds."""
     small_trainer(folder, max_rounds=rounds, enable_progress_bar=False).fit(model, clients(TinyData(), 8, 6))
-
-
-class Keeps(TinyModule):
-    def build(self):
-        self.kept = SGD(self.parameters(), lr=0.1)
-
-    def configure_optimizers(self):
-        return self.kept
-
-
-class KeepsItLater(TinyModule):
-    kept = None
-
-    def configure_optimizers(self):
-        self.kept = self.kept or SGD(self.parameters(), lr=0.1)
-        return self.kept
 
 
 class Replaced(TinyModule):
@@ -52,41 +36,40 @@ class Replaced(TinyModule):
         self.body[0] = nn.Linear(8, 6)
 
 
-class NoState(TinyModule):
-    """Its scheduler lacks a state, or a part of it."""
-
-    def functions(self):
-        return {}
+def scheduled(**functions):
+    """A module whose scheduler has these functions of a state alone."""
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
-        return [optimizer], [SimpleNamespace(optimizer=optimizer, step=lambda: None, **self.functions())]
+        return [optimizer], [SimpleNamespace(optimizer=optimizer, step=lambda: None, **functions)]
 
-    def lr_scheduler_step(self, scheduler, metric):
-        scheduler.step()
-
-
-class NoneState(NoState):
-    def functions(self):
-        return {"state_dict": lambda: None, "load_state_dict": lambda state: None}
+    return variant(
+        TinyModule,
+        configure_optimizers=configure_optimizers,
+        lr_scheduler_step=lambda self, scheduler, metric: scheduler.step(),
+    )
 
 
-class NotLoaded(NoState):
-    def functions(self):
-        return {"state_dict": dict}
+def keeps_it(module):
+    module.kept = getattr(module, "kept", None) or SGD(module.parameters(), lr=0.1)
+    return module.kept
 
 
+NO_STATE = ("lr_scheduler='SimpleNamespace'", "state_dict")
 REFUSED = {
-    Keeps: ("'SGD'", "the same"),
-    KeepsItLater: ("'SGD'", "the same"),
-    Replaced: ("2 tensors", "state_dict"),
-    **dict.fromkeys((NoState, NoneState, NotLoaded), ("lr_scheduler='SimpleNamespace'", "state_dict")),
+    "one optimizer for all": (variant(TinyModule, configure_optimizers=keeps_it), ("'SGD'", "the same")),
+    "of the constructor": (variant(TinyModule, build=keeps_it, configure_optimizers=keeps_it), ("'SGD'", "the same")),
+    "replaced": (Replaced, ("2 tensors", "state_dict")),
+    "no state": (scheduled(), NO_STATE),
+    "no dictionary": (scheduled(state_dict=lambda: None, load_state_dict=lambda state: None), NO_STATE),
+    "not loaded": (scheduled(state_dict=dict), NO_STATE),
 }
 
 
-@pytest.mark.parametrize("make", REFUSED)
-def test_an_optimizer_that_a_visit_cannot_begin_with_is_refused(tmp_path, make):
-    with refused(f"model={make.__name__}", "configure_optimizers", *REFUSED[make]) as caught:
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_optimizer_that_a_visit_cannot_begin_with_is_refused(tmp_path, name):
+    make, words = REFUSED[name]
+    with refused(f"model={make.__name__}", "configure_optimizers", *words) as caught:
         fit(tmp_path, make())
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
@@ -209,12 +192,10 @@ def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path):
 
     seen = []
 
-    class Looks(Callback):
-        def on_client_end(self, trainer, client):
-            seen.append((type(client.lr), client.lr))
+    looks = variant(Callback, on_client_end=lambda self, trainer, client: seen.append((type(client.lr), client.lr)))()
 
     model = Falls(lambda parameters: SGD(parameters, lr=torch.tensor(1.0)))
-    small_trainer(tmp_path, max_rounds=1, callbacks=[Looks()]).fit(model, clients(TinyData()))
+    small_trainer(tmp_path, max_rounds=1, callbacks=[looks]).fit(model, clients(TinyData()))
     assert seen == [(float, 0.5**4)]
 
 

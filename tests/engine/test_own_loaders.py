@@ -129,38 +129,29 @@ def raises(k=0):
     return {}["loader"]
 
 
-TRAIN = {
-    "generator": (lambda k=0: (batch for batch in batches()), ("='generator'", "length")),
-    "text": (lambda k=0: "abc", ("='str'", "DataLoader")),
-    "sequential": (
-        lambda k=0: CombinedLoader([plain()], "sequential"),
-        ("CombinedLoader.mode='sequential'", "max_size_cycle"),
-    ),
-    "error": (raises, ("KeyError", "test_own_loaders.py:", "(raises)", "'loader'")),
-}
-
-
-@pytest.mark.parametrize("case", TRAIN)
-def test_training_loaders_that_cannot_be_counted_are_refused_before_anything_is_written(tmp_path, case):
-    make, words = TRAIN[case]
-    with refused("data=Data", "train_dataloader(0)", *words):
-        fit(tmp_path, Data(make))
-    assert not list(tmp_path.iterdir())
-
-
 KEPT = iter(batches())
-VAL = {
-    "text": (lambda: "abc", ("='str'", "DataLoader")),
-    "min_size": (lambda: CombinedLoader([plain()], "min_size"), ("CombinedLoader.mode='min_size'", "sequential")),
-    "used up": (lambda: KEPT, ("='list_iterator'",)),
+TRAIN, VAL = "train_dataloader(0)", "val_dataloader"
+REFUSED = {
+    "generator": ([lambda k=0: (batch for batch in batches())], (TRAIN, "='generator'", "length")),
+    "text": ([lambda k=0: "abc"], (TRAIN, "='str'", "DataLoader")),
+    "sequential": (
+        [lambda k=0: CombinedLoader([plain()], "sequential")],
+        (TRAIN, "CombinedLoader.mode='sequential'", "max_size_cycle"),
+    ),
+    "error": ([raises], (TRAIN, "KeyError", "test_own_loaders.py:", "(raises)", "'loader'")),
+    "text of val": ([batches, lambda: "abc"], (VAL, "='str'", "DataLoader")),
+    "min_size of val": (
+        [batches, lambda: CombinedLoader([plain()], "min_size")],
+        (VAL, "CombinedLoader.mode='min_size'", "sequential"),
+    ),
+    "used up in val": ([batches, lambda: KEPT], (VAL, "='list_iterator'")),
 }
 
 
-@pytest.mark.parametrize("case", VAL)
-def test_evaluation_loaders_that_cannot_be_read_are_refused_before_anything_is_written(tmp_path, case):
-    make, words = VAL[case]
-    with refused("data=Data", "val_dataloader", *words):
-        fit(tmp_path, Data(batches, make))
+@pytest.mark.parametrize(("loaders", "words"), REFUSED.values(), ids=REFUSED)
+def test_loaders_that_cannot_be_counted_or_read_are_refused_before_anything_is_written(tmp_path, loaders, words):
+    with refused("data=Data", *words):
+        fit(tmp_path, Data(*loaders))
     assert not list(tmp_path.iterdir())
 
 

@@ -1,10 +1,12 @@
 """A method may give each client its own model, which callbacks and the command ``test`` evaluate."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import differs, history, plain_sgd_model, small_data, small_trainer, train
+from helpers.runs import differs, fitted, history, plain_sgd_model, small_data, small_trainer, train
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback, PersonalAccuracy, Scores
@@ -13,6 +15,9 @@ from fl_lightning.methods import FedBN
 from fl_lightning.models import ImageClassifier
 
 pytestmark = pytest.mark.usefixtures("undrawn")
+skewed = partial(small_data, partitioner=Dirichlet(0.1))
+# one visit of each client but the last
+fit = partial(fitted, model=plain_sgd_model, data=skewed, max_rounds=2, cohort_size=2, local_epochs=3)
 
 
 class LastModel(Method):
@@ -56,22 +61,9 @@ class Sees(Callback):
             assert not differs(one, other)
 
 
-def skewed():
-    return small_data(partitioner=Dirichlet(0.1))
-
-
-def fit(folder, method, *callbacks, data=None, **kwargs):
-    """A run with one visit of each client but the last, and its last checkpoint."""
-    trainer = small_trainer(
-        folder, callbacks=list(callbacks), **{"max_rounds": 2, "cohort_size": 2, "local_epochs": 3, **kwargs}
-    )
-    trainer.fit(plain_sgd_model(), data or skewed(), [method])
-    return trainer
-
-
 def test_personal_accuracy_is_that_of_the_clients_own_models_and_names_the_point(tmp_path):
     sees, personal = Sees(), PersonalAccuracy(examples=None, fine_tune_steps=0)
-    trainer = fit(tmp_path, LastModel(), personal, sees)
+    trainer = fit(tmp_path, [LastModel()], callbacks=[personal, sees])
     found = dict(zip(personal.series["clients"][-1].tolist(), personal.series["own"][-1].tolist(), strict=True))
     assert {k: found[k] for k in sees.own} == pytest.approx(sees.own, abs=1e-6)
     assert 1 < len(sees.own) < 5
@@ -86,7 +78,7 @@ def test_scores_of_clients_are_of_their_own_models_and_pooled_ones_of_the_global
         data = skewed()
         if reason:  # weights of the classes replace the clients' own test data
             data.missing_test_data_reason = lambda: reason
-        trainer = fit(tmp_path, method, Scores(), data=data)
+        trainer = fit(tmp_path, [method], data=data, callbacks=[Scores()])
         scores |= {method.evaluation_point: trainer.metrics}
     last, received = scores["trained"], scores["received"]
     assert last["scores/pooled"] == received["scores/pooled"]
@@ -110,7 +102,7 @@ def test_the_command_test_reports_the_global_model_and_the_mean_of_the_clients_m
     tmp_path, monkeypatch, clients_per_step, passes
 ):
     sees, calls, step = Sees(), [], ImageClassifier.test_step
-    trainer = fit(tmp_path, LastModel(), sees, max_rounds=2)
+    trainer = fit(tmp_path, [LastModel()], callbacks=[sees])
     assert len(sees.all) == 3
     path = trainer.run_dir / "checkpoints" / "last.ckpt"
     again = small_trainer(tmp_path, clients_per_step=clients_per_step)
@@ -141,4 +133,4 @@ def test_only_one_method_gives_the_clients_models_of_their_own(tmp_path):
 @pytest.mark.parametrize("state", [1, {"nothing": torch.zeros(())}, {"classifier.bias": torch.zeros(2)}])
 def test_a_result_that_is_no_part_of_the_state_is_refused(tmp_path, state):
     with refused("Wrong", "personal_state"):
-        fit(tmp_path, Wrong(state), PersonalAccuracy(fine_tune_steps=0))
+        fit(tmp_path, [Wrong(state)], callbacks=[PersonalAccuracy(fine_tune_steps=0)])

@@ -5,6 +5,7 @@ import torch
 from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
+from helpers.tiny import variant
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
@@ -194,9 +195,7 @@ class Bare(LightningModule):
 
 
 def test_a_module_without_training_is_evaluated_and_predicted_with_but_not_fitted(tmp_path):
-    class Tested(Bare):
-        def test_step(self, batch):
-            self.log("mean", self(batch).mean())
+    Tested = variant(Bare, test_step=lambda self, batch: self.log("mean", self(batch).mean()))
 
     data = Partitioned(Data(), num_clients=3)
     model = made(Tested)

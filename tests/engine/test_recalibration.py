@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.errors import assert_names, refused, warned
-from helpers.runs import assert_same_bits, differs, small_data, small_trainer
+from helpers.runs import assert_same_bits, differs, fitted, small_data
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -61,10 +61,7 @@ def data(**kwargs):
     return small_data(**{"partitioner": Dirichlet(0.1), "num_clients": 5, "train_size": 250, "test_size": 50, **kwargs})
 
 
-def fit(tmp_path, model=None, methods=(), given=None, ckpt_path=None, **kwargs):
-    trainer = small_trainer(tmp_path, **{"buffers": "recalibrate", "enable_progress_bar": False, **kwargs})
-    trainer.fit(deep() if model is None else model, data() if given is None else given, list(methods), ckpt_path)
-    return trainer
+fit = partial(fitted, model=deep, data=data, buffers="recalibrate", enable_progress_bar=False)
 
 
 def statistics(trainer):
@@ -107,7 +104,7 @@ def assert_pooled(trainer, given, clients=range(5), state=None):
 def test_layer_by_layer_they_are_those_of_one_batch_of_the_pooled_data(tmp_path):
     """Then the outputs in eval mode equal the outputs in training mode on these data."""
     given = data()
-    trainer = fit(tmp_path, given=given, precision="64-true", max_rounds=1, local_epochs=2)
+    trainer = fit(tmp_path, data=given, precision="64-true", max_rounds=1, local_epochs=2)
     state, images, logits = assert_pooled(trainer, given)
     model = deep().double().eval()
     model.load_state_dict(state)
@@ -116,8 +113,8 @@ def test_layer_by_layer_they_are_those_of_one_batch_of_the_pooled_data(tmp_path)
 
 def test_one_pass_is_exact_for_the_first_layer_and_an_approximation_for_the_others(tmp_path):
     given = data()
-    once = fit(tmp_path, given=given, precision="64-true", max_rounds=1, buffers="recalibrate_once")
-    averaged = fit(tmp_path, given=data(), precision="64-true", max_rounds=1, buffers="average")
+    once = fit(tmp_path, data=given, precision="64-true", max_rounds=1, buffers="recalibrate_once")
+    averaged = fit(tmp_path, data=data(), precision="64-true", max_rounds=1, buffers="average")
     state = {name: value.double() for name, value in once.server.state.items()}
     expected, *_ = pooled(deep(), given, state, range(5))
     found, before = statistics(once), statistics(averaged)
@@ -149,7 +146,7 @@ def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_f
 
     given, notes = data(), Notes()
     systems = SystemsHeterogeneity(dropout_after=0.5)
-    trainer = fit(tmp_path, given=given, systems=systems, max_rounds=1, precision="64-true", callbacks=[notes])
+    trainer = fit(tmp_path, data=given, systems=systems, max_rounds=1, precision="64-true", callbacks=[notes])
     outcomes = systems.outcomes(trainer.seed, 0, trainer.server.cohort, 1)
     arrived = [k for k, one in outcomes.items() if one.lost is None]
     assert 0 < len(arrived) < 5 and notes.dropped == 5 - len(arrived)
@@ -174,13 +171,13 @@ def test_the_bytes_of_a_round_are_those_of_the_statistics_that_travel(tmp_path):
 
 def test_augmentation_is_left_out_and_each_last_batch_counts(tmp_path):
     given = (data(partitioner=IID()), data(partitioner=IID(), augment=[RandomCrop(2)], drop_last=True))
-    plain, other = (fit(tmp_path, max_rounds=1, model=deep(lr=0.0), given=one) for one in given)
+    plain, other = (fit(tmp_path, max_rounds=1, model=deep(lr=0.0), data=one) for one in given)
     assert_same_bits(statistics(other), statistics(plain))
 
 
 def test_it_is_of_the_model_that_is_evaluated(tmp_path):
     given = data()
-    trainer = fit(tmp_path, given=given, methods=[FedDyn(0.1)], precision="64-true", max_rounds=2)
+    trainer = fit(tmp_path, data=given, methods=[FedDyn(0.1)], precision="64-true", max_rounds=2)
     shown = trainer.methods.evaluated_state(trainer.server)
     assert differs(shown, trainer.server.state)
     assert_pooled(trainer, given, state=shown)
@@ -191,7 +188,7 @@ def test_layers_in_evaluation_mode_keep_their_statistics(tmp_path):
     model.norm.eval()
     before = {name: model.state_dict()[name].clone() for name in statistics_of("norm")}
     with warned("model"):
-        trainer = fit(tmp_path, model)
+        trainer = fit(tmp_path, model=model)
     assert "norm" not in trainer.client.batch_norms
     assert_same_bits({name: trainer.server.state[name] for name in before}, before)
 
@@ -199,7 +196,7 @@ def test_layers_in_evaluation_mode_keep_their_statistics(tmp_path):
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_cannot_be_recomputed_is_refused(tmp_path, policy):
     with refused(f"trainer.buffers='{policy}'", "average"):
-        fit(tmp_path, ImageClassifier(MLP(64, [8])), buffers=policy)
+        fit(tmp_path, model=ImageClassifier(MLP(64, [8])), buffers=policy)
     for method in (FedBN(), Local()):
         with refused(f"trainer.buffers='{policy}'", type(method).__name__, "average"):
             fit(tmp_path, methods=[method], buffers=policy)
@@ -215,7 +212,7 @@ def test_averaged_statistics_are_warned_of_under_strong_skew_alone(tmp_path, rec
         ("recalibrate", Dirichlet(0.01), False),
     ):
         recwarn.clear()
-        fit(tmp_path, buffers=buffers, given=data(partitioner=partitioner), max_rounds=0)
+        fit(tmp_path, buffers=buffers, data=data(partitioner=partitioner), max_rounds=0)
         lines = [str(one.message) for one in recwarn if "trainer.buffers" in str(one.message)]
         assert len(lines) == warns
         for line in lines:
@@ -238,4 +235,4 @@ def test_statistics_that_nobody_updates_are_warned_of(tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="trainer.buffers=keep")
         fit(tmp_path, methods=[FedBN()], buffers="keep", max_rounds=0)
-        fit(tmp_path, ImageClassifier(MLP(64, [8])), buffers="keep", max_rounds=0)
+        fit(tmp_path, model=ImageClassifier(MLP(64, [8])), buffers="keep", max_rounds=0)

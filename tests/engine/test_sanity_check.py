@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.errors import assert_names, refused, warned
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
-from helpers.tiny import Sizes, TinyData, TinyModule
+from helpers.tiny import Sizes, TinyData, TinyModule, variant
 from helpers.tiny import clients as dealt
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -41,14 +41,6 @@ class Net(TinyModule):
         self.log("loss", self.loss(batch))
 
 
-class Wide(Net):
-    inputs = 9
-
-
-class Narrow(Net):
-    outputs = 1
-
-
 class Rows(TinyData):
     """Validation data of rows of ``val_inputs`` numbers."""
 
@@ -77,6 +69,7 @@ def unwritten(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+Wide, Narrow = type("Wide", (Net,), {"inputs": 9}), type("Narrow", (Net,), {"outputs": 1})
 MISFITS = {
     "inputs": (Wide, 8, ("model=Wide", "training_step", "client 0", "(4x8 float32, 4 int64")),
     "targets": (
@@ -194,14 +187,10 @@ def test_a_penalty_on_representations_that_nothing_trains_is_warned_of_once(tmp_
     fit(tmp_path, Frozen(), methods=[FedRoD()], taps=taps)  # which trains a head of its own
 
 
-class Detached(Net):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch).detach()
-
-
 def test_a_loss_that_has_no_backward_is_refused(unwritten):
-    with refused("model=Detached", "training_step", "loss", "gradient"):
-        fit(unwritten, Detached())
+    detached = variant(Net, training_step=lambda self, batch, batch_idx: self.loss(batch).detach())
+    with refused("training_step", "loss", "gradient"):
+        fit(unwritten, detached())
 
 
 class Unreadable(Rows):
@@ -240,9 +229,8 @@ def pictures(drop_last=False):
 class Normed(Net):
     inputs, outputs = 64, 10
 
-    def build(self):
-        super().build()
-        self.body.insert(0, nn.Flatten())
+    def loss(self, batch):
+        return super().loss((batch[0].flatten(1), batch[1]))
 
 
 @pytest.mark.parametrize("cohort", [1, 3])

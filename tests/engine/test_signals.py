@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.errors import assert_names, warned
 from helpers.runs import assert_same_bits, history, plain_sgd_model, sends, small_data, small_trainer
+from helpers.tiny import variant
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
@@ -123,11 +124,9 @@ def test_a_second_signal_ends_the_run_at_once_unless_it_is_the_same_one_told_twi
 
 
 def test_a_signal_after_the_last_round_stops_the_program_and_the_run_is_whole(tmp_path):
-    class AtTheEnd(Callback):
-        def on_fit_end(self, trainer):
-            os.kill(os.getpid(), signal.SIGTERM)
+    at_the_end = variant(Callback, on_fit_end=lambda self, trainer: os.kill(os.getpid(), signal.SIGTERM))()
 
-    trainer, stopped = fit(tmp_path, callbacks=[AtTheEnd()])
+    trainer, stopped = fit(tmp_path, callbacks=[at_the_end])
     assert isinstance(stopped, Terminated)
     assert (trainer.run_dir / "checkpoints/model.ckpt").is_file()
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from helpers.errors import refused
 from helpers.runs import assert_same_bits, ready, small_data, small_model, small_trainer
+from helpers.tiny import variant
 
 from fl_lightning import Method
 from fl_lightning.core.clock import Clock
@@ -71,13 +72,11 @@ def test_late_clients_are_lost_and_the_round_ends_at_the_deadline(tmp_path):
 
 
 def test_methods_read_the_time(tmp_path):
-    class Reads(Method):
-        def on_round_start(self, server):
-            times.append(server.time)
+    reads = variant(Method, on_round_start=lambda self, server: times.append(server.time))()
 
     times = []
     trainer = small_trainer(tmp_path, max_rounds=2, clock=Clock(step_seconds=0.0, latency=2.0))
-    trainer.fit(small_model(), small_data(), method=[Reads()])
+    trainer.fit(small_model(), small_data(), method=[reads])
     assert times == [0.0, 2.0] and trainer.metrics["clock/seconds"] == 4.0
 
 

@@ -5,6 +5,7 @@ import torch
 from helpers.errors import refused
 from helpers.runs import Stops, assert_same_bits, differs
 from helpers.runs import train_in_turn as fit
+from helpers.tiny import variant
 
 from fl_lightning import Method, Weighted
 from fl_lightning.core.systems import SystemsHeterogeneity
@@ -23,9 +24,7 @@ class Rewritten(Method):
         return updates.replaced({name: updates.entry(name) for name in (*updates.names, *updates.float_buffers)})
 
 
-class Uniform(Method):
-    def aggregate(self, server, updates):
-        return updates.combined([1.0] * len(updates), mean=True)
+Uniform = variant(Method, aggregate=lambda self, server, updates: updates.combined([1.0] * len(updates), mean=True))
 
 
 class Median(Method):
@@ -105,12 +104,13 @@ def test_clients_that_train_side_by_side_are_seen_one_by_one(tmp_path):
 
 
 def test_a_round_without_an_update_calls_no_hook(tmp_path):
-    class Refuses(Method):
-        def aggregate(self, server, updates):
-            raise AssertionError
-
     with pytest.warns(UserWarning, match="no update arrives"):
-        fit(tmp_path, [Refuses()], systems=SystemsHeterogeneity(dropout_after=1.0), max_rounds=1)
+        fit(
+            tmp_path,
+            [returning(lambda updates: pytest.fail("called"))],
+            systems=SystemsHeterogeneity(dropout_after=1.0),
+            max_rounds=1,
+        )
 
 
 class Other(Median):
@@ -118,37 +118,24 @@ class Other(Median):
 
 
 def returning(value):
-    class Returns(Method):
-        def aggregate(self, server, updates):
-            return value(updates)
-
-    return Returns()
+    return type("Returns", (Method,), {"aggregate": lambda self, server, updates: value(updates)})()
 
 
-REFUSED = {
-    "two": (lambda: [Median(), Other()], ("method=['Median', 'Other']",)),
-    "DPFedAvg, aggregate": (lambda: [DPFedAvg(noise=0), Median()], ("DPFedAvg", "'Median'")),
-    "DPFedAvg, transform_updates": (lambda: [Same(), DPFedAvg(noise=0)], ("DPFedAvg", "'Same'")),
-}
+REFUSED = [
+    ([Median(), Other()], ("method=['Median', 'Other']",)),
+    ([DPFedAvg(noise=0), Median()], ("DPFedAvg", "'Median'")),
+    ([Same(), DPFedAvg(noise=0)], ("DPFedAvg", "'Same'")),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_together_is_refused_before_round_0(tmp_path, name):
-    methods, words = REFUSED[name]
+@pytest.mark.parametrize(("methods", "words"), REFUSED)
+def test_what_does_not_fit_together_is_refused_before_round_0(tmp_path, methods, words):
     with refused(*words):
-        fit(tmp_path, methods(), buffers="keep")
+        fit(tmp_path, methods, buffers="keep")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (lambda u: None, "aggregate"),
-        (lambda u: {}, "aggregate"),
-        (lambda u: {n: u.entry(n) for n in u.names}, "aggregate"),
-    ],
-    ids=["None", "nothing", "rows"],
-)
-def test_a_result_of_another_form_is_refused(tmp_path, value, words):
-    with refused("method=Returns", words):
+@pytest.mark.parametrize("value", [lambda u: None, lambda u: {}, lambda u: {n: u.entry(n) for n in u.names}])
+def test_a_result_of_another_form_is_refused(tmp_path, value):
+    with refused("method=Returns", "aggregate"):
         fit(tmp_path, [returning(value)], max_rounds=1)

@@ -8,6 +8,7 @@ from helpers.methods import METHODS, NAMES, Chosen, Shifted
 from helpers.runs import Stops, assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
 from helpers.runs import train_in_turn as fit
 from helpers.tiers import sample
+from helpers.tiny import variant
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback, PersonalAccuracy
@@ -132,11 +133,9 @@ def test_extras_count_with_their_size_and_replaced_entries_once(tmp_path):
 
 
 def test_numbers_that_do_not_travel_are_not_counted(tmp_path):
-    class Part(Shifted):
-        def sent_numbers(self, k):
-            return {"classifier.bias": k}
+    part = variant(Shifted, sent_numbers=lambda self, k: {"classifier.bias": k})()
 
-    rows = [fit(tmp_path, [method], max_rounds=1)[1].metrics for method in (Shifted(), Part())]
+    rows = [fit(tmp_path, [method], max_rounds=1)[1].metrics for method in (Shifted(), part)]
     unsent = sum(4 * (10 - k) for k in range(4))
     for tag in ("bytes/down", "bytes/up"):
         assert rows[0][tag] - rows[1][tag] == unsent
@@ -174,28 +173,19 @@ def test_what_a_hook_keeps_on_itself_is_undone_before_the_next_client(tmp_path):
     assert_same_bits(plain, counted)
 
 
-class Again(Shifted):
-    name = "again"
-    has_personal_models = False
-
-
-class ChoosesAgain(Chosen):
-    has_personal_models = False
-
-
 def returning(hook, value):
-    class Returns(Method):
-        pass
+    return type("Returns", (Method,), {hook: lambda self, *args: value})()
 
-    setattr(Returns, hook, lambda self, *args: value)
-    return Returns()
+
+def again(base):
+    return type(f"{base.__name__}Again", (base,), {"name": "again", "has_personal_models": False})()
 
 
 BIAS = torch.zeros(10)
 REFUSED = {
     "two methods with models": (lambda: [Shifted(), Chosen()], "method=['Shifted', 'Chosen']"),
-    "one entry, by the server": (lambda: [Shifted(), Again()], "method=['Shifted', 'Again']"),
-    "one entry, by the client": (lambda: [Shifted(), ChoosesAgain()], "method=['Shifted', 'ChoosesAgain']"),
+    "one entry, by the server": (lambda: [Shifted(), again(Shifted)], "method=['Shifted', 'ShiftedAgain']"),
+    "one entry, by the client": (lambda: [Shifted(), again(Chosen)], "method=['Shifted', 'ChosenAgain']"),
     "DPFedAvg, sent_state": (lambda: [returning("sent_state", None), DPFedAvg(noise=0)], "sent_state"),
     "DPFedAvg, sent_extras": (lambda: [returning("sent_extras", None), DPFedAvg(noise=0)], "sent_extras"),
     "DPFedAvg, start_state": (lambda: [returning("start_state", None), DPFedAvg(noise=0)], "start_state"),

@@ -110,10 +110,7 @@ REFUSED = [
         (("trainer.sampler=Given", f"round 0={sorted(cohort)}"), {"sampler": Given(*cohort)})
         for cohort in ((0, 0), (0, 4), (-1, 0), ())
     ),
-    (
-        ("data=WithoutLength", "train_dataloader(0)='generator'", "__len__"),
-        {"data": WithoutLength(num_clients=2)},
-    ),
+    (("data=WithoutLength", "train_dataloader(0)='generator'", "__len__"), {"data": WithoutLength(num_clients=2)}),
     (("trainer.cache_references=True",), {"data": small_data(augment=[RandomFlip()]), "cache_references": True}),
     (("model=", "helpers.tiny.TinyModule", "Net()"), {"model": TinyModule, "data": clients(TinyData())}),
     *((("method=", "Method"), {"methods": [method]}) for method in ("FedProx", FedProx, Method())),

@@ -27,7 +27,7 @@ from helpers.runs import (
     small_trainer,
 )
 from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from torch.utils.data import DataLoader
 
@@ -184,9 +184,7 @@ class Own:
     """An object that no machine should build from a message."""
 
 
-class GathersOwn(Callback):
-    def on_round_end(self, trainer):
-        trainer.gather({"own": Own()})
+GathersOwn = variant(Callback, on_round_end=lambda self, trainer: trainer.gather({"own": Own()}))
 
 
 @pytest.mark.usefixtures("network")
@@ -340,14 +338,12 @@ def test_a_run_of_one_worker_names_the_cores_that_it_leaves_idle(tmp_path, said,
 
 
 def test_a_worker_has_one_thread_by_default_and_the_program_gets_its_own_back(tmp_path):
-    class Notes(Callback):
-        def on_client_end(self, trainer, client):
-            numbers.append(torch.get_num_threads())
+    notes = variant(Callback, on_client_end=lambda self, trainer, client: numbers.append(torch.get_num_threads()))()
 
     numbers, states = [], []
     for threads in (1, 2):
         with launcher.threads(threads):
-            trainer = small_trainer(tmp_path, max_rounds=1, callbacks=[Notes()])
+            trainer = small_trainer(tmp_path, max_rounds=1, callbacks=[notes])
             trainer.fit(small_model(), small_data())
             assert torch.get_num_threads() == threads
         states.append(trainer.server.state)
@@ -450,8 +446,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("start", "threads", "how"),
-    [(TORCHRUN, 1, ()), ((), 2, ("several_threads",)), ((), 1, ("no_fork_after_setup",))],
+    ("start", "threads", "how"), [(TORCHRUN, 1, ()), ((), 2, ("several_threads",)), ((), 1, ("no_fork_after_setup",))]
 )
 def test_a_program_that_is_run_anew_for_each_worker_gives_the_bits_of_one_and_can_fit_twice(
     tmp_path, start, threads, how

@@ -123,26 +123,25 @@ def test_frozen_parameters_that_the_server_assigns_travel_once(tmp_path):
     assert sum(rest) == SITES * 4 * 16
 
 
+GLOBAL_PRIOR = {"class_path": "LogitAdjustment", "init_args": {"prior": "global"}}
+ASYNCHRONOUS = {"class_path": "Buffered", "init_args": {"concurrency": 2}}
+
+
 @pytest.mark.filterwarnings("ignore:round 0. FedDisco")  # each site tries it without the label counts of the others
-@pytest.mark.parametrize("name", ["FedDisco", "LogitAdjustment"])
-def test_methods_that_need_the_label_counts_of_all_clients_are_refused(tmp_path, name):
-    given = {"LogitAdjustment": {"prior": "global"}}.get(name, {})
-    config = {**copy.deepcopy(SMALL), "method": [{"class_path": name, "init_args": given}]}
-    with refused(name):
-        run_here(tmp_path, config)
-
-
-def test_attacks_are_refused(tmp_path):
-    with refused("method='SignFlip'"):
-        run_here(tmp_path, {**copy.deepcopy(SMALL), "method": ["SignFlip"]})
-
-
-def test_simulated_seconds_and_an_asynchronous_server_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("methods", "options", "named"),
+    [
+        (["FedDisco"], {}, "FedDisco"),
+        ([GLOBAL_PRIOR], {}, "LogitAdjustment"),
+        (["SignFlip"], {}, "method='SignFlip'"),
+        ([], {"clock": {"class_path": "Clock"}, "asynchronous": ASYNCHRONOUS}, "trainer.clock"),
+    ],
+)
+def test_what_sites_cannot_know_or_should_not_do_is_refused(tmp_path, methods, options, named):
     config = copy.deepcopy(SMALL)
-    config["trainer"]["clock"] = {"class_path": "Clock"}
-    config["trainer"]["asynchronous"] = {"class_path": "Buffered", "init_args": {"concurrency": 2}}
-    with refused("trainer.clock"):
-        run_here(tmp_path, config)
+    config["trainer"] |= options
+    with refused(named):
+        run_here(tmp_path, {**config, "method": methods})
 
 
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):

@@ -4,6 +4,7 @@ import shutil
 import signal
 from functools import partial
 
+import numpy as np
 import torch
 from torch.optim import SGD
 
@@ -90,19 +91,41 @@ def small_trainer(tmp_path, **kwargs):
     )
 
 
+def made(given):
+    """What this makes, if it is a maker."""
+    return given() if callable(given) and not isinstance(given, torch.nn.Module) else given
+
+
+def fitted(folder, methods=(), model=small_model, data=small_data, ckpt_path=None, weights=None, **kwargs):
+    """Train a small run; return the trainer. What makes methods, a model or data may stand for them."""
+    torch.manual_seed(0)
+    trainer = small_trainer(folder, **kwargs)
+    trainer.fit(made(model), made(data), made(methods), ckpt_path, weights)
+    return trainer
+
+
+def watched(folder, *callbacks, **kwargs):
+    """Train a small run with callbacks; return the trainer."""
+    return fitted(folder, callbacks=list(callbacks), **kwargs)
+
+
+def measured(file, folder, *callbacks, **kwargs):
+    """Train a small run with callbacks; return the trainer and the arrays of a file of the run."""
+    trainer = watched(folder, *callbacks, **kwargs)
+    return trainer, np.load(trainer.run_dir / file)
+
+
 def train(folder, methods=(), kind="mlp", data=None, model=None, **kwargs):
     """Train a small run; return the final global state and the trainer."""
-    trainer = small_trainer(folder, **kwargs)
-    trainer.fit(model or small_model(kind), data or small_data(kind), list(methods))
+    trainer = fitted(folder, methods, model or small_model(kind), data or small_data(kind), **kwargs)
     return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
 
 
 def train_in_turn(folder, methods=(), ckpt_path=None, model=plain_sgd_model, data=None, **kwargs):
     """Train clients one after another; return the final global state and the trainer."""
-    trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
-    data = data() if data else small_data(train_size=120, test_size=50)
-    trainer.fit(model(), data, list(methods), ckpt_path)
-    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+    data = data or partial(small_data, train_size=120, test_size=50)
+    how = {"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs}
+    return train(folder, methods, data=data, model=model, ckpt_path=ckpt_path, **how)
 
 
 def train_by_hand(model, data, seed, round_, k):
@@ -134,12 +157,3 @@ def assert_finite(state, trainer):
     assert all(torch.isfinite(value).all() for value in state.values())
     assert all(value == value for value in trainer.metrics.values())
     assert trainer.metrics["test/accuracy"] > 0
-
-
-def descend(loss, z, steps=60, lr=0.5):
-    """``z`` after some steps of gradient descent on ``loss``."""
-    z = z.clone().requires_grad_()
-    for _ in range(steps):
-        (gradient,) = torch.autograd.grad(loss(z), z)
-        z = (z - lr * gradient).detach().requires_grad_()
-    return z.detach()

@@ -46,6 +46,11 @@ class TinyModule(LightningModule):
         return self.optimizer(self.parameters())
 
 
+def variant(base, **members):
+    """A subclass of ``base`` with these methods or attributes."""
+    return type(f"{base.__name__}Variant", (base,), members)
+
+
 class TinyData(LightningDataModule):
     """Rows of 8 random numbers around the place of their class, in loaders of a fixed order.
 

@@ -7,6 +7,7 @@ import torch
 from helpers.errors import warned
 from helpers.runs import assert_same_bits, plain_sgd_model
 from helpers.softmax_regression import Softmax, V, W, assert_printed, fit
+from helpers.tiny import variant
 
 from fl_lightning import Method
 from fl_lightning.core.state import clone
@@ -117,11 +118,9 @@ def test_losses_that_never_agree_end_after_a_hundred_passes_with_a_warning(tmp_p
 
 
 def test_terms_of_other_methods_do_not_enter_the_weights(tmp_path):
-    class Term(Method):
-        def penalty(self, client, step):
-            return 10 * client.live["head.weight"].square().sum()
+    term = variant(Method, penalty=lambda self, client, step: 10 * client.live["head.weight"].square().sum())()
 
-    plain, other = (fit(tmp_path / str(len(m)), m, model=still()) for m in ([OnAll()], [OnAll(), Term()]))
+    plain, other = (fit(tmp_path / str(len(m)), m, model=still()) for m in ([OnAll()], [OnAll(), term]))
     weights = [trainer.client.memories()[0]["fedala"]["weights"]["head.weight"] for trainer in (plain, other)]
     assert torch.equal(*weights)
 

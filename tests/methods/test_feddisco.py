@@ -7,6 +7,7 @@ import torch
 from helpers.errors import warned
 from helpers.runs import plain_sgd_model
 from helpers.softmax_regression import assert_printed
+from helpers.tiny import variant
 
 from fl_lightning import Method, Server
 from fl_lightning.methods import FedDisco
@@ -62,13 +63,11 @@ def test_without_a_positive_weight_examples_count_with_a_warning():
 def test_parameters_and_buffers_have_these_weights(run):
     disco = FedDisco(distance="l1")
 
-    class Same(Method):
-        def client_weight(self, client):
-            return weights[client.info.id].item()
+    same = variant(Method, client_weight=lambda self, client: weights[client.info.id].item())()
 
     state, trainer = run([disco], model=plain_sgd_model(), max_rounds=1)
     counts = torch.stack([trainer.data.info(k).label_counts for k in range(4)])
     weights = weights_of(disco, counts)
-    wanted, _ = run([Same()], model=plain_sgd_model(), max_rounds=1)
+    wanted, _ = run([same], model=plain_sgd_model(), max_rounds=1)
     for name, value in wanted.items():
         torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-7)

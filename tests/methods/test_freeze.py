@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.runs import assert_same_bits, differs
+from helpers.tiny import variant
 from torch.optim import SGD
 
 from fl_lightning import Method
@@ -22,9 +23,7 @@ def test_a_frozen_head_keeps_every_bit_on_clients_and_server_and_the_body_learns
     before = {name: value.clone() for name, value in model.state_dict().items()}
     local = []
 
-    class Watch(Callback):
-        def on_client_end(self, trainer, client):
-            local.append(client.state())
+    Watch = variant(Callback, on_client_end=lambda self, trainer, client: local.append(client.state()))
 
     state, _ = run([method], model=model, server_optimizer=server, callbacks=[Watch()])
     for found in (*local, state):

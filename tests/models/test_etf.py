@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.errors import refused, warned
-from helpers.runs import small_data, small_trainer
+from helpers.runs import fitted, small_data
 from helpers.softmax_regression import X, assert_printed
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
@@ -59,10 +59,8 @@ def model(**options):
     return ImageClassifier(MLP(64, [16]), optimizer=optimizer, classifier=partial(ETFClassifier, **options))
 
 
-def fit(folder, methods, **kwargs):
-    trainer = small_trainer(folder, enable_progress_bar=False, **kwargs)
-    trainer.fit(model(), small_data(train_size=120, test_size=50), methods)
-    return trainer
+DATA = partial(small_data, train_size=120, test_size=50)
+fit = partial(fitted, model=model, data=DATA, enable_progress_bar=False)
 
 
 def test_training_moves_projection_and_scale_and_no_vertex(tmp_path):

@@ -124,10 +124,7 @@ ALEXNET = {"class_path": "torchvision.models.AlexNet", "init_args": {"num_classe
 
 @pytest.mark.parametrize(
     ("network", "options"),
-    [
-        (ALEXNET, {}),
-        ("torchvision.models.alexnet", {"options": ALEXNET["init_args"]}),
-    ],
+    [(ALEXNET, {}), ("torchvision.models.alexnet", {"options": ALEXNET["init_args"]})],
     ids=["class", "path and options"],
 )
 def test_the_command_line_builds_a_backbone(network, options):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.checkpoints import flip
 from helpers.errors import refused, warned
-from helpers.runs import assert_same_bits, history, small_trainer
+from helpers.runs import assert_same_bits, fitted, history, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD
 
@@ -23,12 +23,9 @@ from fl_lightning.storage import atomic_io, checkpoint
 from fl_lightning.storage.atomic_io import DamagedFileError
 from fl_lightning.storage.checkpoint import PackedRows, unpack_rows, verify
 
-
-def fit(folder, ckpt_path=None, **kwargs):
-    torch.manual_seed(0)
-    trainer = small_trainer(folder, **{"max_rounds": 4, "name": "run", "enable_progress_bar": False, **kwargs})
-    trainer.fit(TinyModule(partial(SGD, lr=0.1)), clients(TinyData(), 8, 6), SCAFFOLD(), ckpt_path)
-    return trainer
+MODEL, DATA = partial(TinyModule, partial(SGD, lr=0.1)), partial(clients, TinyData(), 8, 6)
+HOW = {"max_rounds": 4, "name": "run", "enable_progress_bar": False}
+fit = partial(fitted, methods=lambda: [SCAFFOLD()], model=MODEL, data=DATA, **HOW)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +62,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_resumes(tmp_path, b
     name, spoil = DAMAGES[damage]
     spoil(checkpoints / name)
     with warned(name, "previous.ckpt"):
-        again = fit(tmp_path, "last")
+        again = fit(tmp_path, ckpt_path="last")
     assert_same_bits(begun[1].server.state, again.server.state)
     assert history(begun[1]) == history(again)
 
@@ -74,7 +71,7 @@ def test_a_file_that_both_checkpoints_need_ends_in_one_line(tmp_path, checkpoint
     for name in ("0-2.pt", "0-3.pt"):
         (checkpoints / "clients" / name).unlink()
     with refused("ckpt_path=", "clients/0-3.pt", "previous.ckpt", "clients/0-2.pt") as caught:
-        fit(tmp_path, "last")
+        fit(tmp_path, ckpt_path="last")
     assert "\n" not in str(caught.value)
 
 
@@ -97,7 +94,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_its_weights_can_be_used(
     contents = torch.load(path, weights_only=True)
     torch.save({**contents, "format": 1}, path)
     with refused("ckpt_path=", "last.ckpt", "version", "weights"):
-        fit(tmp_path, "last")
+        fit(tmp_path, ckpt_path="last")
     trainer = small_trainer(tmp_path, max_rounds=0)
     trainer.fit(TinyModule(), clients(TinyData(), 8, 6), weights=path)
     assert_same_bits(trainer.server.state, contents["state_dict"])
@@ -179,7 +176,7 @@ def within_save(frame):
 @pytest.mark.parametrize("step", [25, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_save_that_is_killed_at_any_line_leaves_a_run_that_resumes(tmp_path, step):
     def resume(rounds, ckpt_path="last"):
-        return fit(tmp_path, ckpt_path, max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
+        return fit(tmp_path, ckpt_path=ckpt_path, max_rounds=rounds, callbacks=[BestCheckpoint("train/loss")])
 
     def restored():
         shutil.rmtree(tmp_path / "run")
@@ -206,7 +203,7 @@ def test_what_no_checkpoint_names_is_removed_at_the_next_start_and_nothing_else(
     theirs = {checkpoints / name for name in ("mine.partial", "notes.txt", "clients/notes.pt", "clients/a-b.pt")}
     for path in (*theirs, *(checkpoints / name for name in ("last.partial", "clients/5-9.pt", "clients/5-9.partial"))):
         path.write_text("x")
-    fit(tmp_path, "last", max_rounds=3)
+    fit(tmp_path, ckpt_path="last", max_rounds=3)
     assert {path for path in checkpoints.rglob("*") if path.is_file()} == kept | theirs
 
 

@@ -1,12 +1,13 @@
 """Loggers receive hyper-parameters and figures."""
 
 import csv
+from functools import partial
 from types import SimpleNamespace
 
 import lightning.pytorch.loggers
 import pytest
 import yaml
-from helpers.runs import plain_sgd_model, small_data, small_trainer
+from helpers.runs import fitted, plain_sgd_model, small_data
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -54,10 +55,8 @@ class Logs(Callback):
         trainer.log("mine", 1.0)
 
 
-def fit(tmp_path, logger, ckpt_path=None, **kwargs):
-    trainer = small_trainer(tmp_path, logger=logger, **{"max_rounds": 2, "local_steps": 1, **kwargs})
-    trainer.fit(plain_sgd_model(), small_data(train_size=100), [FedProx(0.5), FedDecorr(0.2)], ckpt_path)
-    return trainer
+DATA = partial(small_data, train_size=100)
+fit = partial(fitted, methods=lambda: [FedProx(0.5), FedDecorr(0.2)], model=plain_sgd_model, data=DATA, local_steps=1)
 
 
 class Board:
@@ -88,7 +87,7 @@ def logged(tmp_path_factory):
         "csv": CSVLogger,
     }
     loggers = [kind(folder / name) for name, kind in kinds.items()]
-    return folder, fit(folder, [*fakes, *loggers], callbacks=[Logs()]), fakes
+    return folder, fit(folder, logger=[*fakes, *loggers], callbacks=[Logs()]), fakes
 
 
 def test_every_logger_has_the_hyperparameters_before_the_first_metrics(logged):
@@ -152,7 +151,7 @@ def test_loggers_that_take_images_get_each_figure_in_their_way_and_others_nothin
     wandb = Fake(log_image=images.log_image, experiment=SimpleNamespace())
     loggers = [wandb, Fake(experiment=mlflow, run_id="r1"), Fake(experiment=comet), Fake(experiment=board), Fake()]
     draws = Draws()
-    fit(tmp_path, loggers, callbacks=draws, max_rounds=1)
+    fit(tmp_path, logger=loggers, callbacks=draws, max_rounds=1)
     assert images.calls == [((), {"key": "mine/plot", "images": [draws.figure], "step": 0})]
     assert mlflow.calls == [(("r1", draws.figure, "figures/mine/plot/0.png"), {})]
     assert comet.calls == [((), {"figure_name": "mine/plot", "figure": draws.figure, "step": 0})]
@@ -161,8 +160,8 @@ def test_loggers_that_take_images_get_each_figure_in_their_way_and_others_nothin
 
 
 def test_a_resumed_run_has_each_point_and_its_hyperparameters_once(tmp_path):
-    fit(tmp_path, True, name="run")
-    trainer = fit(tmp_path, True, "last", name="run", max_rounds=4)
+    fit(tmp_path, logger=True, name="run")
+    trainer = fit(tmp_path, logger=True, ckpt_path="last", name="run", max_rounds=4)
     (folder,) = tmp_path.glob("run/version_*")
     events = EventAccumulator(str(folder)).Reload()
     points = events.Scalars("test/accuracy")

@@ -3,7 +3,6 @@
 import pytest
 
 from fl_lightning.storage.metric_format import (
-    aligned,
     best,
     few_digits,
     final_names,
@@ -59,7 +58,3 @@ def test_shares_are_told_in_percent_whatever_the_module_calls_them():
         == format_value("test/previous", 0.5)
         == "0.5000"
     )
-
-
-def test_columns_are_flush_right_and_empty_ones_are_left_out():
-    assert aligned([["a", "none", "long"], ["bbb", "", 1]]) == "  a  long\nbbb     1"

@@ -4,11 +4,12 @@ import multiprocessing
 import os
 import resource
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.runs import Removes, assert_same_bits, fitted, plain_sgd_model, small_data
 from lightning.fabric.loggers import CSVLogger, Logger
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
@@ -33,10 +34,8 @@ class Unreachable(Logger):
     log_metrics = log_hyperparams = finalize = _fails
 
 
-def fit(tmp_path, name="run", ckpt_path=None, **kwargs):
-    trainer = small_trainer(tmp_path, max_rounds=3, name=name, **kwargs)
-    trainer.fit(plain_sgd_model(), small_data(num_clients=2, train_size=60, test_size=30), MOON(), ckpt_path)
-    return trainer
+DATA = partial(small_data, num_clients=2, train_size=60, test_size=30)
+fit = partial(fitted, methods=lambda: [MOON()], model=plain_sgd_model, data=DATA, max_rounds=3, name="run")
 
 
 @pytest.fixture(scope="module")

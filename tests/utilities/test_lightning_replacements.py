@@ -7,6 +7,7 @@ import lightning.pytorch
 import pytest
 from helpers.errors import refused
 from helpers.runs import small_model
+from helpers.tiny import variant
 from lightning.pytorch import LightningDataModule, Trainer
 from torch.utils.data import DataLoader
 
@@ -117,9 +118,7 @@ def test_a_section_of_a_command_is_answered_with_its_place():
 
 @pytest.mark.parametrize("add", ["add_optimizer_args", "add_lr_scheduler_args"])
 def test_an_optimizer_that_a_subclass_of_the_command_line_adds_needs_a_link_to_the_model(add):
-    class Mine(FederatedCLI):
-        def add_arguments_to_parser(self, parser):
-            getattr(parser, add)()
+    Mine = variant(FederatedCLI, add_arguments_to_parser=lambda self, parser: getattr(parser, add)())
 
     with refused(add, "link_to"):
         Mine(["fit"])

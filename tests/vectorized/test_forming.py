@@ -20,11 +20,6 @@ def fit(tmp_path, sizes, workers=2, **kwargs):
     return trainer.server.state, placed
 
 
-def test_a_client_of_far_more_steps_trains_by_itself(tmp_path):
-    _, placed = fit(tmp_path, [480, *[8] * 20])
-    assert placed == [(1, 60), (20, 20)]
-
-
-def test_clients_of_about_as_many_steps_share_a_group(tmp_path):
-    _, placed = fit(tmp_path, [16, *[8] * 20])
-    assert placed == [(0, 0), (21, 22)]
+@pytest.mark.parametrize(("longest", "placed"), [(480, [(1, 60), (20, 20)]), (16, [(0, 0), (21, 22)])])
+def test_a_client_of_far_more_steps_trains_by_itself_and_of_about_as_many_in_a_group(tmp_path, longest, placed):
+    assert fit(tmp_path, [longest, *[8] * 20])[1] == placed

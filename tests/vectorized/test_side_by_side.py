@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.beside import SIZES, Normed, assert_near, assert_same_alone, digits, etf, mlp, normed, rows, sgd, trained
 from helpers.errors import assert_names, refused, warned
+from helpers.gradients import Dropping
 from helpers.lora import lora_model
 from helpers.methods import METHODS as LISTS
 from helpers.runs import Stops, assert_same_bits, small_trainer
@@ -283,17 +284,10 @@ class Unused(TinyModule):
 
 
 class Counts(TinyModule):
-    """Its loss depends on the number of the batch in its pass, of the pass, and of the round."""
+    """Its loss depends on the number of the batch in its pass, by a branch, too, of the pass, and of the round."""
 
     def training_step(self, batch, batch_idx):
-        return super().training_step(batch, batch_idx) * (1 + batch_idx) * (1 + 0.1 * self.current_epoch)
-
-
-class Alternates(TinyModule):
-    """Decides by the number of the batch in its pass."""
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
+        loss = super().training_step(batch, batch_idx) * (1 + batch_idx) * (1 + 0.1 * self.current_epoch)
         return 2 * loss if batch_idx % 2 else loss
 
 
@@ -355,7 +349,6 @@ DEFAULT_MODELS = {
     "unused parameters": {"model": Unused, "data": rows},
     # the last batches of the clients of 34 and 26 examples wait for each other
     "numbers of batches and passes": {"model": Counts, "data": partial(rows, (42, 34, 26, 10, 18, 12))},
-    "decisions by numbers of batches": {"model": Alternates, "data": partial(rows, (42, 34, 26, 10, 18, 12)), **ROUND},
     "batches of many things": {"model": Reads, "data": partial(rows, kind=Named), **ROUND},
     "logs": {"model": Logs, "data": rows},
     "logs without callbacks": {"model": Logs, "data": rows, "visits": False, **ROUND},
@@ -684,11 +677,6 @@ class Recurrent(TinyModule):
         return super().forward(self.lstm(x[:, None])[0][:, 0])
 
 
-class Dropped(TinyModule):
-    def build(self):
-        self.body.append(nn.Dropout(0.2))
-
-
 class Keeps(Method):
     """Keeps on itself what belongs to a client."""
 
@@ -792,6 +780,6 @@ class NoisyRows(TensorDataset):
         return x + torch.randn(8), y
 
 
-@pytest.mark.parametrize("how", [{"model": Dropped}, {"data": partial(rows, kind=Noisy)}], ids=["layer", "data"])
+@pytest.mark.parametrize("how", [{"model": Dropping}, {"data": partial(rows, kind=Noisy)}], ids=["layer", "data"])
 def test_auto_trains_clients_that_draw_random_numbers_one_by_one(tmp_path, how):
     assert_one_by_one(tmp_path, "random numbers", **how)

@@ -2,23 +2,20 @@
 
 import random
 from collections import deque
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers.errors import refused, warned
 from helpers.notes import noted
-from helpers.runs import small_trainer
+from helpers.runs import fitted
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 from torchmetrics import MeanMetric, MetricCollection, SumMetric
 
-
-def fit(tmp_path, model, **kwargs):
-    """Two rounds of three clients, by default."""
-    trainer = small_trainer(tmp_path, enable_progress_bar=False, **kwargs)
-    trainer.fit(model, clients(TinyData(val=(3,)), 6, 4, 4))
-    return trainer
+# two rounds of three clients
+fit = partial(fitted, data=partial(clients, TinyData(val=(3,)), 6, 4, 4), enable_progress_bar=False)
 
 
 class Average:
@@ -94,7 +91,7 @@ class Messy(TinyModule):
 
 def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of_the_run(tmp_path):
     visit, evaluation = Messy().train().values(), Messy().eval().values()
-    fit(tmp_path, Messy())
+    fit(tmp_path, model=Messy())
     values, draws = ([part for part in noted if isinstance(part, kind)] for kind in (str, tuple))
     assert values == 2 * [*(3 * [visit]), evaluation]
     assert len(draws) == 6 and len(set(draws)) == 1
@@ -116,7 +113,7 @@ class Hooked(TinyModule):
 
 def test_hooks_that_a_visit_registers_are_removed_and_the_others_stay(tmp_path):
     model = Hooked()
-    fit(tmp_path, model)
+    fit(tmp_path, model=model)
     assert noted == 6 * [noted[0]] and noted[0][0] >= 1
     assert len(model.head._forward_hooks) == 1
 
@@ -157,7 +154,7 @@ def test_an_entry_of_the_state_that_cannot_be_averaged_is_refused_by_name(tmp_pa
             self.part = make()
 
     with refused(*words):
-        fit(tmp_path, WithPart())
+        fit(tmp_path, model=WithPart())
     assert not list(tmp_path.iterdir())
 
 
@@ -187,5 +184,5 @@ class Changes(TinyModule):
 )
 def test_an_entry_of_the_state_that_becomes_another_fails_its_client_and_is_put_back(tmp_path, change, words):
     with warned("client 0", "round 0", *words):
-        trainer = fit(tmp_path, Changes(change), on_client_error="skip", max_rounds=1)
+        trainer = fit(tmp_path, model=Changes(change), on_client_error="skip", max_rounds=1)
     assert trainer.metrics["clients/failed"] == 1 and trainer.metrics["clients"] == 2
