@@ -146,6 +146,7 @@ look like attackers. CenteredClipping equals the mean there, since its radius ex
 within the spread of the honest changes, and costs little here.
 
 Put the attack before `NNM`, and the rule last: `trainer.fit(model, data, ALIE(share=0.2), NNM(f=2), TrimmedMean(f=2))`.
+The attackers are no part of the clients that `PersonalAccuracy` and `Scores` measure.
 [Your own aggregation](own_aggregation.md) shows how to write another rule.
 """
 

@@ -134,6 +134,14 @@ def test_the_guides_gradient_norm_is_that_of_the_whole_loss_and_changes_nothing(
     assert_same_bits(state, run([], model=Curved(lr=0.1), data=data, max_rounds=1)[0])
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_guides_learning_rates_are_logged_for_each_client(run, devices):
+    _, trainer = run([example(3)["LearningRates"](lr=0.1)], max_rounds=1, devices=devices)
+    examples = [trainer.data.info(k).num_examples for k in range(4)]
+    for k, number in enumerate(examples):
+        assert trainer.metrics[f"train/lr/{k}"] == pytest.approx(0.1 * (sum(examples) / 4 / number) ** 0.5)
+
+
 @pytest.mark.parametrize(("place", "name"), [(3, "LearningRates"), (4, "LastModel"), (5, "Auxiliary")])
 def test_the_guides_methods_with_models_and_modules_train(run, place, name):
     state, trainer = run([example(place)[name]()], max_rounds=2)

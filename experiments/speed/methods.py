@@ -44,6 +44,8 @@ FEDAVG, AGAIN = "FedAvg", "FedAvg again"
 TEST = 64
 METHODS: dict[str, Callable[[], list[Method]]] = {
     **{name: partial(lambda name: [getattr(methods, name)()], name) for name in methods.__all__ if name != "Local"},
+    "FedBuff": lambda: [methods.FedBuff()],
+    "TrimmedMean": lambda: [methods.TrimmedMean(f=2)],
     "SCAFFOLD by gradients": lambda: [methods.SCAFFOLD(variate="gradients")],
     "FedProto, weights too": lambda: [methods.FedProto(aggregate_weights=True)],
     "MOON and FedCKA": lambda: [methods.MOON(), methods.FedCKA()],

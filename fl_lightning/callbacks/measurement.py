@@ -312,6 +312,13 @@ def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, 
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
+def honest_clients(trainer: RunContext, callback: Callback) -> list[int]:
+    """Return the clients that do not attack; refuse a run without any."""
+    clients = trainer.methods.honest_clients(trainer.server)
+    require(bool(clients), type(callback).__name__, trainer.methods.names, "all clients attack; take the callback out")
+    return clients
+
+
 def merge_sorted(parts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
     """Return the items of all workers in ascending order of clients or batches."""
     merged: dict[Key, Value] = {}

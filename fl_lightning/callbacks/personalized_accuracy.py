@@ -22,6 +22,7 @@ from fl_lightning.callbacks.measurement import (
     Measurement,
     drawn_clients,
     finite_mean,
+    honest_clients,
     labelled,
     log_finite,
     measure_clients,
@@ -47,7 +48,7 @@ class PersonalAccuracy(Measurement):
     personalized models (:meth:`.Method.personal_state`). If these are not the models for the next visit, the tags name
     their point in the round: ``personal/trained/accuracy`` or ``personal/adapted/accuracy`` instead of
     ``personal/accuracy``. A client's test data come from ``data.test_dataloader(k)``: the test data of its domain, or
-    the largest subset with the proportions of its labels.
+    the largest subset with the proportions of its labels. Clients that attack are left out.
 
     In ``personal.npz``, for R measurements, m clients and V domains:
 
@@ -101,7 +102,7 @@ class PersonalAccuracy(Measurement):
 
     def setup(self, trainer: RunContext) -> None:
         require_test_data(trainer, self)
-        clients = range(trainer.data.num_clients)
+        clients = honest_clients(trainer, self)
         self.clients = drawn_clients(clients, self.max_clients, trainer.seed, "PersonalAccuracy")
         for k in self.clients:
             try:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fl_lightning.callbacks.measurement import (
     PeriodicCallback,
     finite_mean,
+    honest_clients,
     labelled,
     log_finite,
     measure_clients,
@@ -49,7 +50,7 @@ class Scores(PeriodicCallback):
 
     On each client's test data, as the unweighted mean over the clients, of the global model or of the clients' models
     that a method gives them (:meth:`.Method.personal_state`). Where these are not for the next visit, the names begin
-    with ``trained/`` or ``adapted/``.
+    with ``trained/`` or ``adapted/``. Clients that attack are left out.
 
     - ``clients``: by the raw logits, and ``worst_tenth``, the mean over the worst tenth of the clients.
     - ``training_logits``: by the logits as the loss of the client's training step sees them, after each method's
@@ -93,12 +94,11 @@ class Scores(PeriodicCallback):
         require_test_data(trainer, self)
         require_label_counts(trainer, self)
         require_global_model(trainer, self, "use PersonalAccuracy, which measures personalized models")
-        clients = range(trainer.data.num_clients)
         self._own = trainer.has_own_test_data
-        self._clients = [*clients]
+        self._clients = clients = honest_clients(trainer, self)
         if self._own:
             self._clients = [k for k in clients if trainer.has_data("test", k)]
-        lacking = trainer.data.num_clients - len(self._clients)
+        lacking = len(clients) - len(self._clients)
         if lacking:
             trainer.warn(f"Scores: {count(lacking, 'client')} without test data, omitted from the means over clients")
 

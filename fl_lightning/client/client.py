@@ -357,6 +357,7 @@ class Client(LightningModule):
         at: MutableMapping[str, Tensor] | None = None,
         batch: Any = None,
         loss: Literal["full", "own"] | Callable[[Step], Tensor | None] = "full",
+        names: Collection[str] | None = None,
     ) -> Gradients:
         """Return the gradient of the training loss at other values of the parameters, or on another batch.
 
@@ -375,15 +376,17 @@ class Client(LightningModule):
                 module alone; or a function of a :class:`~fl_lightning.Step`, of this batch at these values, that
                 returns a scalar, or None to read taps alone. Outside of steps, ``full`` is refused where a method has a
                 penalty or changes logits.
+            names: of trained parameters whose gradients are computed; None for all of them, and ``()`` for the loss
+                alone, without a backward pass.
 
         Returns:
-            The gradient of each trained parameter, 0 where the loss does not depend on it; its attribute ``loss`` is
+            The gradient of each of these parameters, 0 where the loss does not depend on it; its attribute ``loss`` is
             the loss. Both are 0 if the module skips the batch. With 16-mixed they are unscaled.
 
         Raises:
             UsageError: no step or argument provides a batch, or ``at`` names no entry of the state.
         """
-        return self.extra_passes.gradients(at, batch, loss)
+        return self.extra_passes.gradients(at, batch, loss, self.trainable if names is None else [*names])
 
     def batches(self, stream: str, passes: float = 1, fraction: float = 1.0) -> Iterator[Any]:
         """The client's training batches outside of its steps, on the device and transformed as in training.

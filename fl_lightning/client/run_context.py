@@ -38,7 +38,8 @@ class RunContext:
     """The part of a trainer that callbacks may use: properties of the run, and evaluations of its models.
 
     Attributes:
-        max_rounds: rounds of the run.
+        max_rounds: rounds of the run, at most.
+        max_seconds: simulated seconds of the run, at most; None for no limit.
         eval_every_n_rounds: rounds from one evaluation to the next.
         eval_every_seconds: simulated seconds from one evaluation to the next, in place of rounds; None counts rounds.
         callbacks: callbacks of the run.
@@ -49,6 +50,7 @@ class RunContext:
     """
 
     max_rounds: int
+    max_seconds: float | None
     eval_every_n_rounds: int
     eval_every_seconds: float | None
     callbacks: list[Any]

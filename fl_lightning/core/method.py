@@ -284,6 +284,10 @@ class Method:
     def on_fit_start(self, server: Server) -> None:
         """Once, before the first round."""
 
+    def attackers(self, server: Server) -> Collection[int]:
+        """Clients that it lets harm the others, which ``PersonalAccuracy`` and ``Scores`` leave out in all rounds."""
+        return ()
+
     def on_round_start(self, server: Server) -> None:
         """Before the clients of a round."""
 
@@ -553,6 +557,11 @@ class MethodList:
         for method in self._with_new_attributes():
             method.reset(server)
             method.on_fit_start(server)
+
+    def honest_clients(self, server: Server) -> list[int]:
+        """The clients that no method lets attack."""
+        attackers = set[int]().union(*(method.attackers(server) for method in self.methods))
+        return [k for k in range(server.num_clients) if k not in attackers]
 
     def on_round_start(self, server: Server) -> None:
         """Call the hook of each method, in list order."""

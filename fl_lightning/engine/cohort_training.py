@@ -1,4 +1,4 @@
-"""Draws the cohort of a round, trains its clients on the workers, and handles the clients that fail."""
+"""Plans a round, trains its clients on the workers, and handles the clients that fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fl_lightning.core.clock import MICROSECONDS
+from fl_lightning.core.clock import MICROSECONDS, ServerStep
 from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.state import clone, select
 from fl_lightning.core.systems import SystemOutcome
@@ -27,6 +27,7 @@ from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.training.local_training import PARTS_OF_STEP
+from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import (
     ClientError,
     LostWorkerError,
@@ -77,80 +78,107 @@ class Outcome:
                 self.rates.append(facts.rate)
 
 
-def draw_cohort(run: Run, round_: int) -> list[int]:
-    """Draw the clients of a round from those that are present; an asynchronous server uses those of its step."""
-    trainer = run.trainer
-    if trainer.asynchronous is not None:
-        return sorted(visit.client for visit in run.versions.step(round_).visits)
-    clients = run.backend.present(run, round_)
-    run.server.population = len(clients) if type(trainer.sampler) is UniformSampler else 0
-    if not clients:
-        return []
-    size = min(trainer.nominal_cohort(len(clients)), len(clients))
-    return [clients[place] for place in trainer.sampler(run.seed, round_, len(clients), size)]
+@dataclass(frozen=True)
+class RoundPlan:
+    """What is known of a round before its training.
+
+    Args:
+        systems: the outcomes of its clients, by id.
+        step: of an asynchronous server, its step.
+    """
+
+    systems: dict[int, SystemOutcome]
+    step: ServerStep | None = None
+
+    @property
+    def cohort(self) -> list[int]:
+        """The clients that train."""
+        return [k for k, system in self.systems.items() if system.lost != "before"]
 
 
-def simulate_systems(run: Run, round_: int) -> dict[int, SystemOutcome]:
-    """Draw the cohort of a round, and which of its clients drop out, do less work or miss the deadline."""
-    trainer, clients = run.trainer, draw_cohort(run, round_)
-    if trainer.asynchronous is not None:
-        work = {visit.client: visit.work for visit in run.versions.step(round_).visits}
-        return {k: SystemOutcome(work[k]) for k in clients}
-    simulated = dict.fromkeys(clients, SystemOutcome())
-    if trainer.systems is not None:
-        simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
-    if trainer.clock is not None and trainer.clock.deadline is not None:
-        for k, duration in visit_durations(run, round_, simulated).items():
-            if duration > MICROSECONDS * trainer.clock.deadline:
-                simulated[k] = replace(simulated[k], lost="late")
-    return simulated
+def plan_round(run: Run, round_: int) -> RoundPlan:
+    """Draw the clients of a round, and which of them drop out, do less work or miss the deadline.
 
-
-def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
-    """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
-    trainer, numbers = run.trainer, Counter(system.lost for system in simulated.values())
-    dropped = numbers["before"] + numbers["after"]
+    An asynchronous server uses the visits of its step.
+    """
+    trainer, clock = run.trainer, run.trainer.clock
     if trainer.asynchronous is not None:
         step = run.versions.step(round_)
-        dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
-        of_visits = {"staleness/mean": math.fsum(staleness) / len(staleness), "staleness/max": max(staleness)}
-        run.metrics.update({**of_visits, "clients/in_flight": len(step.in_flight)})
+        work = {visit.client: visit.work for visit in step.visits}
+        return RoundPlan({k: SystemOutcome(work[k]) for k in sorted(work)}, step)
+    available, clients = run.backend.present(run, round_), list[int]()
+    number = len(available)
+    run.server.population = number if type(trainer.sampler) is UniformSampler else 0
+    if number:
+        size = min(trainer.nominal_cohort(number), number)
+        clients = [available[place] for place in trainer.sampler(run.seed, round_, number, size)]
+    systems = dict.fromkeys(clients, SystemOutcome())
     if trainer.systems is not None:
-        stragglers = sum(system.work is not None for system in simulated.values())
-        run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
-    if trainer.clock is not None and trainer.clock.deadline is not None:
-        run.metrics.update({"clients/late": numbers["late"]})
+        systems = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
+    if clock is not None and clock.deadline is not None:
+        for k, duration in visit_durations(run, round_, RoundPlan(systems)).items():
+            if duration > MICROSECONDS * clock.deadline:
+                systems[k] = replace(systems[k], lost="late")
+    return RoundPlan(systems)
 
 
-def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
+def visit_durations(run: Run, round_: int, plan: RoundPlan) -> dict[int, int]:
     """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
-    clock, sizes, durations = run.trainer.clock, broadcast_bytes(run, [*simulated]), {}
+    clock, sizes, durations = run.trainer.clock, broadcast_bytes(run, plan.cohort), {}
     assert clock is not None
-    for k, system in simulated.items():
-        if system.lost != "before":
-            steps = run.local_training.steps(k, system.work)
-            durations[k] = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
+    for k in plan.cohort:
+        steps = run.local_training.steps(k, plan.systems[k].work)
+        durations[k] = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
     return durations
 
 
-def end_of_round(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> int:
+def end_of_round(run: Run, round_: int, plan: RoundPlan) -> int:
     """Return the simulated microseconds at which a round ends; the round before has ended at the server's time.
 
     A synchronous round takes as long as its slowest client, and at most until the deadline.
     """
-    clock = run.trainer.clock
-    assert clock is not None
-    if run.trainer.asynchronous is not None:
-        return run.versions.step(round_).time
-    longest = max(visit_durations(run, round_, simulated).values(), default=0)
-    limit = math.inf if clock.deadline is None else MICROSECONDS * clock.deadline
+    if plan.step is not None:
+        return plan.step.time
+    deadline = run.trainer.clock.deadline if run.trainer.clock is not None else None
+    longest = max(visit_durations(run, round_, plan).values(), default=0)
+    limit = math.inf if deadline is None else MICROSECONDS * deadline
     return run.server.microseconds + round(min(longest, limit))
 
 
-def ends_too_late(run: Run, round_: int) -> bool:
-    """Whether a round ends after ``trainer.max_seconds``; the rounds before it are done."""
+def is_over(run: Run, round_: int) -> bool:
+    """Whether the run ends before this round, since it has all its rounds, or this one ends too late."""
     limit = run.trainer.max_seconds
-    return limit is not None and end_of_round(run, round_, simulate_systems(run, round_)) > MICROSECONDS * limit
+    if round_ >= run.trainer.max_rounds or limit is None:
+        return round_ >= run.trainer.max_rounds
+    return end_of_round(run, round_, plan_round(run, round_)) > MICROSECONDS * limit
+
+
+def planned_rounds(run: Run, first: int) -> int:
+    """The number of rounds of a run that goes on with the round ``first``, by the present sizes of what travels."""
+    if run.trainer.max_seconds is None:
+        return run.trainer.max_rounds
+    number = first
+    with patched(run.server, microseconds=run.server.microseconds):
+        while not is_over(run, number):
+            run.server.microseconds = end_of_round(run, number, plan_round(run, number))
+            number += 1
+    return number
+
+
+def log_plan(run: Run, round_: int, plan: RoundPlan) -> None:
+    """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
+    trainer, step = run.trainer, plan.step
+    numbers = Counter(system.lost for system in plan.systems.values())
+    dropped = numbers["before"] + numbers["after"]
+    if step is not None:
+        dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
+        of_visits = {"staleness/mean": math.fsum(staleness) / len(staleness), "staleness/max": max(staleness)}
+        run.metrics.update({**of_visits, "clients/in_flight": len(step.in_flight)})
+    if trainer.systems is not None:
+        stragglers = sum(system.work is not None for system in plan.systems.values())
+        run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
+    if trainer.clock is not None and trainer.clock.deadline is not None:
+        run.metrics.update({"clients/late": numbers["late"]})
 
 
 def follow_schedule(run: Run) -> None:

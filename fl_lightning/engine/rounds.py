@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.core.state import State, checksums, norm, num_bytes, select
 from fl_lightning.core.update import CohortMeans
-from fl_lightning.engine.cohort_training import end_of_round, ends_too_late, log_systems, simulate_systems, train_cohort
+from fl_lightning.engine.cohort_training import end_of_round, is_over, log_plan, plan_round, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
@@ -21,10 +21,9 @@ from fl_lightning.utilities.errors import ClientError, add_note
 def run_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
-    simulated = simulate_systems(run, round_)
-    log_systems(run, round_, simulated)
-    cohort = [k for k, system in simulated.items() if system.lost != "before"]
-    run.server.begin_round(round_, cohort)
+    plan = plan_round(run, round_)
+    log_plan(run, round_, plan)
+    run.server.begin_round(round_, plan.cohort)
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
@@ -32,12 +31,12 @@ def run_round(run: Run, round_: int) -> bool:
     run.versions.begin_round(round_, run.client.travelling)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        means, arrived = run.backend.train(run, round_, simulated)
+        means, arrived = run.backend.train(run, round_, plan.systems)
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
         if run.trainer.clock is not None:
-            run.server.microseconds = end_of_round(run, round_, simulated)
+            run.server.microseconds = end_of_round(run, round_, plan)
             run.metrics.update({"clock/seconds": run.server.time})
         aggregate(run, means)
     if arrived and run.trainer.buffers in RECALIBRATES:
@@ -51,7 +50,7 @@ def run_round(run: Run, round_: int) -> bool:
     with run.metrics.timed("log"):
         run.call("on_round_end")
     stopped = agree_to_stop(run)
-    is_last = stopped or round_ + 1 == run.trainer.max_rounds or ends_too_late(run, round_ + 1)
+    is_last = stopped or is_over(run, round_ + 1)
     if is_last:
         if not evaluated:  # a callback, or a signal, has ended the run
             run.backend.evaluate(run)

@@ -28,8 +28,6 @@ from fl_lightning.functional.low_rank import low_rank_factors
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.robust import (
     chosen_by_score,
-    clipping_factors,
-    inverse_distance_weights,
     krum_scores,
     trimmed_mean,
 )
@@ -52,7 +50,6 @@ __all__ = [
     "calibrated_logits",
     "chosen_by_score",
     "class_sums",
-    "clipping_factors",
     "condition_number",
     "correlation_frobenius",
     "cosine_similarity",
@@ -62,7 +59,6 @@ __all__ = [
     "effective_rank",
     "eigenvalues",
     "frobenius_similarity",
-    "inverse_distance_weights",
     "krum_scores",
     "linear_cka",
     "linear_ckas",

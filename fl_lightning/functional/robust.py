@@ -1,16 +1,10 @@
-"""Rules for the changes of clients some of whom may lie: means, weights and mixtures that few of them cannot move far.
+"""Rules for the changes of clients some of whom may lie: means and choices that few of them cannot move far.
 
 Trimmed mean, median: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018.
 https://arxiv.org/abs/1803.01498
 
 Krum: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017.
 https://arxiv.org/abs/1703.02757
-
-Geometric median: Pillutla, Kakade and Harchaoui, Robust Aggregation for Federated Learning, IEEE TSP 2022.
-https://arxiv.org/abs/1912.13445, https://github.com/krishnap25/RFA
-
-Centered clipping: Karimireddy, He and Jaggi, Learning from History for Byzantine Robust Optimization, ICML 2021.
-https://arxiv.org/abs/2012.10333, https://github.com/epfml/byzantine-robust-noniid-optimizer
 
 Nearest-neighbour mixing: Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity,
 AISTATS 2023. https://arxiv.org/abs/2302.01772
@@ -97,49 +91,3 @@ def chosen_by_score(scores: Tensor, number: int) -> Tensor:
     """
     order = scores.argsort(dim=-1, stable=True)[..., :number]
     return torch.zeros_like(scores).scatter_(-1, order, 1.0)
-
-
-def inverse_distance_weights(squared_distances: Tensor, weights: Tensor, nu: float) -> Tensor:
-    r"""Weights of a step towards the geometric median, :math:`p_k / \max(\nu, \lVert x_k - z \rVert)`.
-
-    The mean with these weights is a step of the smoothed Weiszfeld algorithm, which never raises the smoothed sum of
-    the distances.
-
-    Args:
-        squared_distances: of the rows to z, ``(m,)``.
-        weights: :math:`p_k`, ``(m,)``.
-        nu: :math:`\nu > 0`; larger than all distances, it leaves the mean.
-
-    Returns:
-        ``(m,)``.
-
-    Source: Pillutla et al., Algorithm 2.
-
-    Example:
-        >>> import torch
-        >>> inverse_distance_weights(torch.tensor([4.0, 0.0]), torch.ones(2), 0.1)
-        tensor([ 0.5000, 10.0000])
-    """
-    require(nu > 0, "nu", nu, "use a number above 0")
-    return weights / squared_distances.sqrt().clamp_min(nu)
-
-
-def clipping_factors(squared_distances: Tensor, tau: float) -> Tensor:
-    r"""Factors by which rows farther from a center than :math:`\tau` are pulled to this distance, at most 1.
-
-    Args:
-        squared_distances: of the rows to the center, ``(m,)``.
-        tau: :math:`\tau > 0`; infinity pulls none.
-
-    Returns:
-        ``(m,)``.
-
-    Source: Karimireddy et al. (2021), equation 8.
-
-    Example:
-        >>> import torch
-        >>> clipping_factors(torch.tensor([4.0, 0.25, 0.0]), 1.0)
-        tensor([0.5000, 1.0000, 1.0000])
-    """
-    require(tau > 0, "tau", tau, "use a number above 0")
-    return (tau / squared_distances.sqrt()).clamp_max(1.0)

@@ -21,6 +21,8 @@ Clients = list[int] | None
 class Attack(Method):
     """An attack by some of the clients, to test rules that resist it; ``attack/clients`` counts them in each round.
 
+    ``PersonalAccuracy`` and ``Scores`` leave the attackers out of their measurements on the clients.
+
     Args:
         clients: ids of the attackers; None draws them.
         share: share of all N clients that attack, in [0, 1], where ``clients`` is None; the first round(share N) of a
@@ -37,8 +39,7 @@ class Attack(Method):
         require(start >= 0, f"{kind}.start", start, "give a round from 0")
         require(clients is None or min(clients, default=0) >= 0, f"{kind}.clients", clients, "ids count from 0")
         self.clients, self.share, self.start = clients, share, start
-        self.attackers: list[int] = []
-        self.round = 0
+        self.round, self._attackers = 0, list[int]()
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         methods = client.methods.methods
@@ -49,13 +50,16 @@ class Attack(Method):
         hint = "it mixes the clients' updates; list the attack first"
         require(not mixing, f"{type(self).__name__} after method", mixing, hint)
 
+    def attackers(self, server: Server) -> list[int]:
+        order = torch.randperm(server.num_clients, generator=torch_rng(server.seed, "attackers")).tolist()
+        return sorted(order[: round(self.share * len(order))] if self.clients is None else self.clients)
+
     def on_fit_start(self, server: Server) -> None:
         kind = type(self).__name__
         require(not server.at_sites, "method", kind, "real sites are not told to attack; take it out")
-        order = torch.randperm(server.num_clients, generator=torch_rng(server.seed, "attackers")).tolist()
-        self.attackers = sorted(order[: round(self.share * len(order))] if self.clients is None else self.clients)
+        self._attackers = self.attackers(server)
         hint = f"there are {server.num_clients} clients"
-        require(max(self.attackers, default=0) < server.num_clients, f"{kind}.clients", self.attackers, hint)
+        require(max(self._attackers, default=0) < server.num_clients, f"{kind}.clients", self._attackers, hint)
 
     def on_round_start(self, server: Server) -> None:
         self.round = server.round
@@ -63,7 +67,7 @@ class Attack(Method):
 
     def attacks(self, k: int) -> bool:
         """Whether client k attacks in this round."""
-        return self.round >= self.start and k in self.attackers
+        return self.round >= self.start and k in self._attackers
 
 
 class ColludingAttack(Attack):

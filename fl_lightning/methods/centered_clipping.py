@@ -15,8 +15,7 @@ from torch import Tensor
 from fl_lightning.core.method import ServerValue
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
-from fl_lightning.functional import clipping_factors
-from fl_lightning.methods.robust_rule import RobustRule
+from fl_lightning.methods.aggregation_rule import RobustRule
 from fl_lightning.utilities.errors import require
 
 
@@ -45,7 +44,7 @@ class CenteredClipping(RobustRule):
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
         center = {name: self.center[name] for name in updates.names}
         for _ in range(self.iterations):
-            factors = clipping_factors(updates.squared_distances(to=center), self.tau).cpu()
+            factors = (self.tau / updates.squared_distances(to=center).sqrt()).clamp_max(1.0).cpu()
             sums, remainder = updates.combined(factors), 1 - float(factors.mean())
             for name, value in center.items():
                 center[name] = value * remainder + sums[name] / len(updates)

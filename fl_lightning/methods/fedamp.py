@@ -21,6 +21,7 @@ from fl_lightning.core.method import ServerValue
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State, clone, select
 from fl_lightning.core.updates import Updates
+from fl_lightning.core.weighted import LazyDifference
 from fl_lightning.methods.aggregation_rule import AggregationRule
 from fl_lightning.methods.ditto import check_pull
 from fl_lightning.utilities.errors import require
@@ -96,26 +97,28 @@ class FedAMP(AggregationRule):
         if str(k) not in self.models:
             return None
         models, place = [*self.models.values()], [*self.models].index(str(k))
-        weights, mixture = self.weights(models, place), {}
-        for name in models[place]:
-            mixture[name] = torch.tensordot(weights, torch.stack([model[name] for model in models]).double(), 1)
+        weights, mixture = self.weights(models, place).tolist(), {}
+        for name, value in models[place].items():
+            mixture[name] = torch.zeros_like(value, dtype=torch.float64)
+            for weight, model in zip(weights, models, strict=True):
+                mixture[name].add_(model[name], alpha=weight)
         return mixture
 
     def weights(self, models: list[State], place: int) -> Tensor:
         r"""Return the weights :math:`\xi` ``(m,)`` of all models for the client whose model has this place."""
-        squares = products = norms = torch.zeros((), dtype=torch.float64)
-        for name in models[place]:
-            rows = torch.stack([model[name] for model in models]).double().flatten(1)
-            squares = squares.to(rows) + (rows - rows[place]).square().sum(1)
-            products, norms = products.to(rows) + rows @ rows[place], norms.to(rows) + rows.square().sum(1)
-        is_other = torch.arange(len(models), device=squares.device) != place
+        own_model = models[place]
+        is_other = torch.arange(len(models)) != place
         if self.heuristic:
             share = 1 / len(models) if self.own is None else self.own
-            lengths = (norms * norms[place]).sqrt()
+            products = torch.stack([dot(model, own_model) for model in models]).cpu()
+            lengths = torch.stack([dot(model, model) for model in models]).sqrt().cpu()
+            lengths = lengths * lengths[place]
             cosines = products / lengths.where(lengths > 0, 1.0)
             weights = cosines.mul(self.sigma).where(is_other, -torch.inf).softmax(0) * (1 - share)
             weights = weights.where(is_other, share)
         else:
+            gaps = (LazyDifference(model, own_model, own_model) for model in models)
+            squares = torch.stack([dot(gap, gap) for gap in gaps]).cpu()
             weights = torch.exp(-squares / self.sigma) * (self.a / self.sigma) * is_other
             weights[place] = 1 - weights.sum()
         return weights if len(models) > 1 else torch.ones_like(weights)
@@ -146,3 +149,12 @@ class FedAMP(AggregationRule):
         server.assign(means)
         # no change is left for the server optimizer
         return {name: torch.zeros_like(value) for name, value in means.items()}
+
+
+def dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    """The inner product of two states, in float64."""
+    products = []
+    for name, value in first.items():
+        values = value.double()
+        products.append((values * (values if second is first else second[name].double())).sum())
+    return sum(products[1:], products[0])

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
-from fl_lightning.functional import inverse_distance_weights
-from fl_lightning.methods.robust_rule import RobustRule
+from fl_lightning.methods.aggregation_rule import RobustRule
 from fl_lightning.utilities.errors import require
 
 
@@ -61,7 +60,7 @@ class GeometricMedian(RobustRule):
             return z
         squares = updates.squared_distances(to=z).cpu()
         for iteration in range(1, self.iterations + 1):
-            z = updates.combined(inverse_distance_weights(squares, p, self.nu), mean=True)
+            z = updates.combined(p / squares.sqrt().clamp_min(self.nu), mean=True)
             if iteration < self.iterations:
                 before, squares = p @ squares.sqrt(), updates.squared_distances(to=z).cpu()
                 if abs(before - p @ squares.sqrt()) < self.tolerance * before:

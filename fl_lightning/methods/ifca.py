@@ -99,8 +99,11 @@ class IFCA(AggregationRule):
         with evaluating(client.module):
             for batch in client.batches(self.name):
                 size = next((len(part) for part in leaves_of(batch) if isinstance(part, Tensor) and part.ndim), 1)
-                models = [dict(self.models.get(str(c), {})) for c in range(self.clusters)]
-                losses.append(torch.stack([client.gradients(model, batch, "own").loss for model in models]) * size)
+                of_batch = []
+                for c in range(self.clusters):
+                    model = dict(self.models.get(str(c), {}))
+                    of_batch.append(client.gradients(model, batch, "own", names=()).loss)
+                losses.append(torch.stack(of_batch) * size)
         sums = torch.stack(losses).double().sum(0).tolist() if losses else [0.0]
         for c, total in enumerate(sums):
             if not math.isfinite(total):

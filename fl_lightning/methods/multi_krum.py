@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
 from fl_lightning.functional import chosen_by_score, krum_scores
-from fl_lightning.methods.robust_rule import RobustRule
+from fl_lightning.methods.aggregation_rule import RobustRule
 from fl_lightning.utilities.errors import require
 
 

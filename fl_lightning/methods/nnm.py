@@ -11,7 +11,7 @@ from __future__ import annotations
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
 from fl_lightning.functional import chosen_by_score
-from fl_lightning.methods.robust_rule import RobustRule
+from fl_lightning.methods.aggregation_rule import RobustRule
 from fl_lightning.utilities.errors import require
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
 from fl_lightning.functional import trimmed_mean
-from fl_lightning.methods.robust_rule import RobustRule
+from fl_lightning.methods.aggregation_rule import RobustRule
 from fl_lightning.utilities.errors import require
 
 

@@ -40,7 +40,7 @@ def rounds_done(run: FitResult) -> str:
     """Return the rounds of a run, such as ``3 of 10 rounds so far``."""
     num_rounds = max_rounds(run.config)
     text = count(run.rounds, "round")
-    if num_rounds not in (None, run.rounds):
+    if num_rounds not in (None, run.rounds) and "trainer.max_seconds" not in run.settings:
         text = f"{run.rounds} of {num_rounds} rounds"
     return f"{text} so far" if run.state == "running" else text
 

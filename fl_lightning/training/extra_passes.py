@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -42,8 +42,10 @@ class ExtraPasses:
         visit = self.client.visit
         return self.loaders.extra(stream, visit.fit_progress.round, visit.info.id, passes, fraction)
 
-    def gradients(self, at: MutableMapping[str, Tensor] | None, batch: Any, loss: Any) -> Gradients:
-        """The gradient at other values, on the present or a given batch, without any other effect."""
+    def gradients(
+        self, at: MutableMapping[str, Tensor] | None, batch: Any, loss: Any, names: Sequence[str]
+    ) -> Gradients:
+        """The gradient of these parameters at other values, on a batch, without any other effect."""
         client, current, at = self.client, self.client.visit.present, {} if at is None else at
         unknown = sorted(at.keys() - client.live.keys())
         require(not unknown, "client.gradients: at", unknown, "give values of entries of the state, by name")
@@ -56,6 +58,8 @@ class ExtraPasses:
         is_defined = current is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
         hint = "the methods' penalties belong to a step; give own or a function"
         require(is_defined, "client.gradients outside of a step: loss", loss, hint)
+        unknown = sorted({*names} - {*client.trainable})
+        require(not unknown, "client.gradients: names", unknown, "give names of trained parameters")
         index, rows = 0, None
         if batch is None and current is not None:
             if current.versions is not None and current.versions != tensor_versions(current.batch):
@@ -71,7 +75,7 @@ class ExtraPasses:
                 return loss(Step(batch, targets_of(batch), client.worker_module.taps.values))
 
         with self._unnoticed(batch, current, loss):
-            return self.compute(at, value)
+            return self.compute(at, value, names)
 
     @contextmanager
     def _unnoticed(self, batch: Any, present: TrainingBatch | None, loss: Any) -> Iterator[None]:
@@ -104,7 +108,9 @@ class ExtraPasses:
                 if present is not None and client.references.wanted:
                     client.references.begin_batch(present.batch, present.index, present.rows)
 
-    def compute(self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]) -> Gradients:
+    def compute(
+        self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None], names: Sequence[str]
+    ) -> Gradients:
         """The gradient at these values from a function that gives the loss: the module's tensors get other memory.
 
         Clients side by side put a function of their own in its place.
@@ -112,23 +118,23 @@ class ExtraPasses:
         client, binding = self.client, self.client.worker_module.binding
         live, snapshot = binding.held(), ModuleSnapshot(client.module)
         memory = {name: tensor.data for name, tensor in live.items()}
-        names = [name for name in client.trainable if live[name].requires_grad]
+        moved = [name for name in names if live[name].requires_grad]
         buffers = [name for name in client.others if name not in client.frozen]
         try:
             for name in {**dict.fromkeys(buffers), **at}:
                 replacement = at[name].detach().to(live[name]) if name in at else memory[name]
                 live[name].data = replacement.clone() if name in buffers else replacement
-            with torch.enable_grad():
-                loss = value()
-                gradients = [] if loss is None else self._backward(loss, [live[name] for name in names])
+            with torch.set_grad_enabled(bool(moved)):
+                loss, parameters = value(), [live[name] for name in moved]
+                gradients = self._backward(loss, parameters) if moved and loss is not None else []
             after = binding.held()
             at.update({name: after[name].detach() for name in buffers if name in at})
         finally:
             for name, tensor in live.items():
                 tensor.data = memory[name]
             snapshot.restore()
-        result, computed = Gradients(), dict(zip(names, gradients, strict=False))
-        for name in client.trainable:
+        result, computed = Gradients(), dict(zip(moved, gradients, strict=False))
+        for name in names:
             result[name] = computed[name] if name in computed else torch.zeros_like(memory[name])
         result.loss = torch.zeros(()) if loss is None else loss.detach()
         return result

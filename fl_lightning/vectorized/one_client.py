@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -95,11 +95,15 @@ def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def mapped_gradient(
-    client: Client, places: StateBinding, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]
+    client: Client,
+    places: StateBinding,
+    at: MutableMapping[str, Tensor],
+    value: Callable[[], Tensor | None],
+    names: Sequence[str],
 ) -> Gradients:
     """The gradient in a step of clients side by side, as a function of the parameters."""
     present = places.held()
-    parameters = {name: at[name] if name in at else present[name] for name in client.trainable}
+    parameters = {name: at[name] if name in at else present[name] for name in names}
     parameter_names = {*client.trainable, *client.frozen}
 
     def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:

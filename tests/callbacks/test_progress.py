@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor, progress
 from fl_lightning.callbacks.progress import round_line
+from fl_lightning.core.clock import Clock
 from fl_lightning.data import IID
 from fl_lightning.engine import cohort_training
 
@@ -86,6 +87,21 @@ def test_a_run_that_fails_has_no_table_and_leaves_no_bar(tmp_path, monkeypatch):
 def test_a_line_has_what_there_is_of_other_modules():
     metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
     assert round_line(metrics, 1, 10, 1.5) == "round 1/9: val_f1 50.00 %, train/loss 2e-05, 1.5 s a round, 00:12 left"
+
+
+def test_a_run_of_simulated_seconds_says_how_many_of_them_are_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    fit(tmp_path, max_rounds=1000, max_seconds=7.0, clock=Clock(step_seconds=0.0, latency=2.0))
+    heading, *lines = re.split("[\r\n]+", terminal.getvalue())
+    assert "7 simulated seconds" in heading and "1000" not in terminal.getvalue()
+    texts = [re.sub(r": .*round", "", line) for line in lines if line.startswith("round ") and ": test/" in line]
+    assert [text.split(",")[:2] for text in texts] == [
+        ["round 0", " 2/7 simulated seconds"],
+        ["round 1", " 4/7 simulated seconds"],
+        ["round 2", " 6/7 simulated seconds"],
+    ]
+    assert [" left" in text for text in texts] == [True, True, False]
+    assert re.search(r"simulated seconds:.*6.*/7", terminal.getvalue())
 
 
 @pytest.mark.vectorized

@@ -170,6 +170,32 @@ def test_own_is_the_loss_of_the_module_and_full_has_the_terms_and_logits_of_the_
     assert set(checked) == {3}
 
 
+@pytest.mark.parametrize("clients_per_step", [1, pytest.param(2, marks=pytest.mark.vectorized)])
+def test_gradients_of_some_parameters_and_the_loss_alone_are_those_of_all(tmp_path, clients_per_step):
+    class Asks(Method):
+        needs_gradients = True
+
+        def on_before_optimizer_step(self, client, optimizer):
+            at = {"head.weight": 1.5 * client.live["head.weight"].detach()}
+            every, head, none = (client.gradients(dict(at), names=names) for names in (None, ["head.weight"], ()))
+            assert [*head] == ["head.weight"] and not none and [*every] == client.trainable
+            gap = (head["head.weight"] - every["head.weight"]).abs().max()
+            client.log("gap", gap + (head.loss - every.loss).abs() + (none.loss - every.loss).abs())
+            client.log("at", every.loss)
+
+    trainer = fit(tmp_path, [Asks()], model=TinyModule, data=partial(rows, (10, 10)), clients_per_step=clients_per_step)
+    assert trainer.metrics["train/gap"] == 0 < trainer.metrics["train/at"]
+    with refused("client.gradients: names", "body.9"):
+        fit(tmp_path, [Misspells()], model=TinyModule)
+
+
+class Misspells(Method):
+    needs_gradients = True
+
+    def on_before_optimizer_step(self, client, optimizer):
+        client.gradients(names=["body.9"])
+
+
 def test_buffers_among_the_values_move_as_in_training_and_those_of_the_client_do_not(tmp_path):
     """A personal model that begins where the client's does, and takes the same steps, stays equal to it."""
 

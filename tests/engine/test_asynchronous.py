@@ -1,6 +1,5 @@
 """An asynchronous run: its server steps after each few updates, of clients that began with older states."""
 
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,8 @@ from fl_lightning import Method, ServerValue
 from fl_lightning.core.clock import Buffered, Clock
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data.partitioners import IID
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, FedProx
+from fl_lightning.engine.commands.doctor import as_text
+from fl_lightning.methods import IFCA, SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, FedProx
 from fl_lightning.utilities.errors import ClientError
 
 CLOCK = Clock(spread=0.7, jitter=0.2)
@@ -38,17 +38,23 @@ def test_with_all_clients_and_equal_durations_it_is_fedavg(tmp_path):
         assert row["test/accuracy"] == step["test/accuracy"]
 
 
-def test_workers_and_a_resume_at_any_step_change_no_bit(tmp_path):
-    methods = partial(lambda: [FedBuff(), FedProx(0.1)])
+LISTS = {"FedBuff and FedProx": lambda: [FedBuff(), FedProx(0.1)], "IFCA": lambda: [IFCA(init_std=0.1), FedBuff()]}
+
+
+@pytest.mark.parametrize(("name", "resumed_after"), [("FedBuff and FedProx", (1, 3, 6)), ("IFCA", (3,))])
+def test_workers_and_a_resume_at_any_step_change_no_bit(tmp_path, name, resumed_after):
+    methods = LISTS[name]
     weights, history = run(tmp_path / "alone", methods())
     together, by_two = run(tmp_path / "two", methods(), devices=2)
     assert_same_bits(weights, together)
     assert max(row["staleness/max"] for row in history) >= 2
-    for step in (1, 3, 6):
+    for step in resumed_after:
         run(tmp_path / str(step), methods(), max_rounds=step)
         resumed, rest = run(tmp_path / str(step), methods(), ckpt_path="last")
         assert_same_bits(weights, resumed)
-    for tag in ("clock/seconds", "staleness/mean", "clients/in_flight", "train/fedprox", "bytes/down"):
+    of_method = "ifca/clients/1" if name == "IFCA" else "train/fedprox"
+    assert max(row[of_method] for row in history) > 0
+    for tag in ("clock/seconds", "staleness/mean", "clients/in_flight", "train/loss", of_method, "bytes/down"):
         values = [row[tag] for row in history]
         assert values == [row[tag] for row in by_two] == [row[tag] for row in rest]
 
@@ -222,6 +228,16 @@ def test_the_run_ends_before_the_first_step_that_is_too_late(tmp_path):
         assert not run(tmp_path / "none", max_seconds=0.001)[1]
     _, rounds = run(tmp_path / "rounds", asynchronous=None, clock=Clock(step_seconds=0.0, latency=2.0), max_seconds=5.0)
     assert [row["clock/seconds"] for row in rounds] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("asynchronous", [None, BY_TWO])
+def test_doctor_counts_the_rounds_of_simulated_seconds(tmp_path, asynchronous):
+    how = {"max_rounds": 1000, "max_seconds": 60.0, "clock": CLOCK, "asynchronous": asynchronous}
+    _, history = run(tmp_path, **how)
+    plan = small_trainer(tmp_path, **how).doctor(small_model(), small_data(num_clients=6, partitioner=IID()))
+    assert plan["run"]["rounds"] == len(history) < 1000
+    assert plan["seconds"]["run"] == pytest.approx(len(history) * plan["seconds"]["round"])
+    assert f"{len(history)} in 60 simulated seconds" in as_text(plan)
 
 
 def test_the_first_step_after_each_multiple_of_seconds_is_evaluated(tmp_path):

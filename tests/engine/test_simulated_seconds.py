@@ -80,6 +80,24 @@ def test_methods_read_the_time(tmp_path):
     assert times == [0.0, 2.0] and trainer.metrics["clock/seconds"] == 4.0
 
 
+class SendsRates(Method):
+    """Sends each client of a cohort a number that it draws up for the round."""
+
+    has_personal_models = False
+
+    def on_round_start(self, server):
+        self.rates = {k: 0.1 * k for k in server.cohort}
+
+    def sent_extras(self, server, k):
+        return {"rate": self.rates[k]}
+
+
+def test_the_clock_asks_for_what_is_sent_once_the_round_has_begun(tmp_path):
+    trainer = small_trainer(tmp_path, max_rounds=1, clock=Clock(step_seconds=0.0, bandwidth=1.0), clients_per_step=1)
+    history = trainer.fit(small_model(), small_data(num_clients=4, partitioner=IID()), SendsRates()).history
+    assert seconds(history) == [pytest.approx(2 * history[0]["bytes/down"] / 4)]
+
+
 def test_a_speed_of_an_unknown_client_is_refused_before_round_0(tmp_path):
     with refused("trainer.clock.speed=[4]", "0 to 3"):
         run(tmp_path, Clock(speed={4: 2.0}))

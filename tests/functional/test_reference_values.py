@@ -21,7 +21,7 @@ ELSEWHERE = {
         "stable_rank",
     ),
     "unbiased_gram",
-    *("chosen_by_score", "clipping_factors", "inverse_distance_weights", "krum_scores", "trimmed_mean"),
+    *("chosen_by_score", "krum_scores", "trimmed_mean"),
 }
 
 

@@ -2,15 +2,17 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from helpers.errors import warned
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, small_data, train_in_turn
 from helpers.softmax_regression import W, X, Y, fit
 from helpers.tiers import sample
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import Method
+from fl_lightning.callbacks import PersonalAccuracy, Scores
 from fl_lightning.methods import ALIE, IPM, Gaussian, LabelFlip, MultiKrum, SignFlip
 
 HONEST = torch.tensor([[1, 0], [0.9, 0.25], [1.1, -0.1], [0.8, 0.1]], dtype=torch.float64)
@@ -157,9 +159,29 @@ def test_drawn_attackers_are_a_share_of_all_clients_and_the_first_of_one_order(t
     drawn = []
     for share in (0.2, 0.5):
         attack = SignFlip(share=share)
-        run(tmp_path, [attack], max_rounds=0)
-        drawn.append({*attack.attackers})
+        _, trainer = run(tmp_path, [attack], max_rounds=0)
+        drawn.append({*attack.attackers(trainer.server)})
     assert len(drawn[0]) == 1 and len(drawn[1]) == 3 and drawn[0] < drawn[1]
 
 
-# ---------------------------------------------------------------- refusals
+# ---------------------------------------------------------------- measurements
+@pytest.mark.usefixtures("undrawn")
+def test_measurements_on_the_clients_leave_the_attackers_out(tmp_path):
+    personal = PersonalAccuracy(examples=None, fine_tune_steps=0)
+    plain, attacked = (
+        run(tmp_path, methods, callbacks=[personal, Scores()], max_rounds=1, num_clients=4)[1]
+        for methods in ([], [SignFlip([1], start=5)])
+    )
+    honest = [plain.metrics[f"personal/client/{k}"] for k in (0, 2, 3)]
+    assert np.load(attacked.run_dir / "personal.npz")["clients"].tolist() == [[0, 2, 3]]
+    assert "personal/client/1" in plain.metrics and "personal/client/1" not in attacked.metrics
+    for tag in ("personal/accuracy", "scores/clients"):
+        assert attacked.metrics[tag] == pytest.approx(np.mean(honest)) != plain.metrics[tag]
+    for tag in ("personal/worst_tenth", "scores/worst_tenth"):
+        assert attacked.metrics[tag] == pytest.approx(min(honest))
+
+
+@pytest.mark.parametrize("callback", [PersonalAccuracy, Scores])
+def test_a_measurement_on_the_clients_of_which_all_attack_is_refused(tmp_path, callback):
+    with refused(callback.__name__, "ipm"):
+        run(tmp_path, [IPM(share=1.0)], callbacks=[callback()])

@@ -24,7 +24,7 @@ from fl_lightning.client.taps import submodule
 from fl_lightning.core.method import Method
 from fl_lightning.core.state import num_bytes, select
 from fl_lightning.data.client_loaders import last_batch
-from fl_lightning.engine.cohort_training import draw_cohort
+from fl_lightning.engine.cohort_training import plan_round, planned_rounds
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.launching import available_memory
 from fl_lightning.engine.model_io import warn_of_arguments
@@ -76,7 +76,7 @@ def diagnose(
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
     rounds_done = min(checkpoint["round"], trainer.max_rounds)
-    cohort_size = trainer.nominal_cohort(number)
+    cohort_size, rounds = trainer.nominal_cohort(number), planned_rounds(run, rounds_done)
     frozen = set(client.frozen)
     entries = {
         "trained": client.trainable,
@@ -90,8 +90,9 @@ def diagnose(
     readers: list[Any] = [*run.methods.methods, *trainer.callbacks]
     return {
         "run": {
-            "rounds": trainer.max_rounds,
+            "rounds": rounds,
             "rounds_done": rounds_done,
+            "max_seconds": trainer.max_seconds,
             "cohort": cohort_size,
             "workers": run.workers.size,
             "threads": torch.get_num_threads(),
@@ -133,7 +134,7 @@ def diagnose(
             "without_batches": batches.count(0),
             **{kind: ends[kind] for kind in ("short", "single", "dropped")},
         },
-        **costs(run, rounds_done, cohort_size, batches),
+        **costs(run, rounds_done, rounds, cohort_size, batches),
     }
 
 
@@ -153,19 +154,18 @@ def spread(values: Sequence[int]) -> list[float]:
     return [min(values), statistics.median(values), max(values)]
 
 
-def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
+def costs(run: Run, done: int, rounds: int, cohort_size: int, batches: list[int]) -> Outline:
     """Return bytes, memory and seconds; empty if no round trains anything. All workers call this.
 
     Measures a few batches of one part of the first cohort, the one of median cost. Evaluation, callbacks and
     checkpoints are not included.
     """
     trained = {k: number for k, number in enumerate(batches) if number}
-    rounds = run.trainer.max_rounds - done
-    if rounds <= 0 or not trained:
+    if rounds <= done or not trained:
         return {}
     client, training, number = run.client, run.local_training, run.data.num_clients
     fit_progress = run.worker_module.fit_progress
-    run.server.begin_round(done, draw_cohort(run, done))
+    run.server.begin_round(done, [*plan_round(run, done).systems])
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
     in_cohort = {k: trained[k] for k in run.server.cohort if k in trained}
@@ -200,7 +200,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     client_memory = min(number * state / run.workers.size, client.memories().limit)
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
-    num_versions = run.versions.most_kept(range(done, min(run.trainer.max_rounds, done + MOST_STEPS)))
+    num_versions = run.versions.most_kept(range(done, min(rounds, done + MOST_STEPS)))
     return {
         "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
@@ -211,7 +211,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
         "versions": {"number": num_versions, "bytes": num_versions * broadcast_bytes(run, [k])[k]},
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
-        "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
+        "seconds": {"visit": visit, "round": in_round, "run": in_round * (rounds - done)},
     }
 
 
@@ -242,6 +242,8 @@ def as_text(plan: Outline) -> str:
     optimizers, clients = plan["optimizers"], plan["clients"]
     kept_numbers = model["kept_by_clients"]
     rounds_done = f", {run['rounds_done']} of them done" if run["rounds_done"] else ""
+    limit = "" if run["max_seconds"] is None else f" in {run['max_seconds']:g} simulated seconds"
+    in_each = f"{run['cohort']} of {count(clients['number'], 'client')} in each"
     calls = [f"{method['class']}({pairs(method['arguments'])})" for method in methods.values()]
     where = f"{count(run['workers'], 'worker')} on {run['device']}, {count(run['threads'], 'thread')} each"
     systems = pairs({key: value for key, value in (run["systems"] or {}).items() if value})
@@ -263,7 +265,7 @@ def as_text(plan: Outline) -> str:
     # an empty head continues the line above
     rows = [
         ("methods", ", ".join(calls) or "none, which is FedAvg"),
-        ("rounds", f"{run['rounds']}{rounds_done}; {run['cohort']} of {count(clients['number'], 'client')} in each"),
+        ("rounds", f"{run['rounds']}{limit}{rounds_done}; {in_each}"),
         *([("", f"simulated: {systems}; the costs below are without it")] if run["systems"] is not None else []),
         ("workers", f"{where}, precision {run['precision']}, seed {run['seed']}"),
         ("side by side", f"{order}: {run['side_by_side']}"),

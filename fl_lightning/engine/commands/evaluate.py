@@ -46,17 +46,12 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
         if changes := differences({**identity(run), "description": parts}, contents):
             run.trainer.warn(message(source, changes, "the present values are used"))
     personal = {} if source is None else load_model(run, source)
-    if sends_states(run):
+    if run.methods.overriding("sent_state") or run.methods.overriding("start_state"):
         run.server.assign(run.client.state())
         run.methods.on_fit_start(run.server)
         if {*run.methods.names} <= contents.get("methods", {}).keys():
             run.methods.load_state_dict(contents["methods"], run.fabric.device)
     return personal
-
-
-def sends_states(run: Run) -> bool:
-    """Whether a method gives clients states of their own."""
-    return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
 def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:

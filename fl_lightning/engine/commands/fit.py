@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.distributed.launcher import show_idle_cores
 from fl_lightning.engine.checkpointing import checkpoint_to_resume, restore_callbacks, restore_run, save_run
-from fl_lightning.engine.cohort_training import ends_too_late, follow_schedule
+from fl_lightning.engine.cohort_training import follow_schedule, is_over
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
 from fl_lightning.engine.model_io import check_storable, load_weights, save_model
@@ -117,7 +117,7 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     if first >= run.trainer.max_rounds:
         reason = f"the checkpoint has {first}, nothing is trained" if first else "nothing is trained; set 1 or more"
         run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: {reason}")
-    elif run.trainer.max_rounds and ends_too_late(run, first):
+    elif is_over(run, first):
         run.trainer.warn(f"trainer.max_seconds={run.trainer.max_seconds}: round {first} ends later, nothing is trained")
         return
     signals, saved = run.workers.signals, first

@@ -8,7 +8,7 @@ from typing import Any
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
-from fl_lightning.engine.cohort_training import follow_schedule, simulate_systems
+from fl_lightning.engine.cohort_training import follow_schedule, plan_round
 from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
@@ -47,9 +47,8 @@ def replay(
         run.worker_module.begin_round(round_)
         run.versions.begin_round(round_, run.client.travelling)
         # the cohort of a changed run may differ
-        simulated = simulate_systems(run, round_)
-        simulated = dict.fromkeys((*run.server.cohort, client), SystemOutcome()) | simulated
-        work = {k: system.work for k, system in simulated.items()}
+        systems = dict.fromkeys((*run.server.cohort, client), SystemOutcome()) | plan_round(run, round_).systems
+        work = {k: system.work for k, system in systems.items()}
         steps = {k: run.local_training.steps(k, work[k]) for k in run.server.cohort}
         run.runner.repeat(run, client, round_, steps, work)
     if "failure" in contents:
@@ -115,9 +114,7 @@ def restore_round(
     hint = f"{str(path)!r} has {count(rounds_done, 'round')} done; pass round {rounds_done}, or another checkpoint"
     require(rounds_done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
-    simulated = simulate_systems(run, round_)
-    cohort = [k for k, system in simulated.items() if system.lost != "before"]
-    run.server.begin_round(round_, cohort)
+    run.server.begin_round(round_, plan_round(run, round_).cohort)
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)
