@@ -417,6 +417,10 @@ class LoggedValue:
 
 def size_of_batch(batch: Any) -> int | None:
     """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one."""
+    if type(batch) in (tuple, list) and all(isinstance(part, Tensor) for part in batch):
+        sizes = {part.shape[:1] for part in batch}
+        if len(sizes) == 1 and (size := sizes.pop()):  # else Lightning warns, or counts 1
+            return size[0]
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:
