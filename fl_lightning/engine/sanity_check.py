@@ -29,9 +29,9 @@ from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.validation import CLIENTS_SHOWN, few
+from fl_lightning.engine.validation import CLIENTS_SHOWN
 from fl_lightning.storage.metric_format import tagged
-from fl_lightning.utilities.errors import ClientError, UsageError, text_of, truncate, with_location
+from fl_lightning.utilities.errors import ClientError, UsageError, few, text_of, truncate, with_location
 
 # hooks on which the first training step may depend, and which the check does not call
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}

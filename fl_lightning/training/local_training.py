@@ -210,7 +210,7 @@ class LocalTraining:
         """The optimizer and the schedulers of a visit in their initial state."""
         optimizer, schedulers = self.optimizers.fresh()
         worker_module = self.client.worker_module
-        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
+        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(type(optimizer).step)
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)

@@ -46,17 +46,12 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
         if changes := differences({**identity(run), "description": parts}, contents):
             run.trainer.warn(message(source, changes, "the present values are used"))
     personal = {} if source is None else load_model(run, source)
-    if sends_states(run):
+    if run.methods.overriding("sent_state") or run.methods.overriding("start_state"):
         run.server.assign(run.client.state())
         run.methods.on_fit_start(run.server)
         if {*run.methods.names} <= contents.get("methods", {}).keys():
             run.methods.load_state_dict(contents["methods"], run.fabric.device)
     return personal
-
-
-def sends_states(run: Run) -> bool:
-    """Whether a method gives clients states of their own."""
-    return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
 def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
@@ -86,8 +81,7 @@ def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, wei
     check_metrics(run, metrics, phase)
     run.metrics.update(metrics)
     hook = "on_evaluation_command_end"
-    overrides = [getattr(type(callback), hook, None) for callback in run.callbacks]
-    if any(override not in (None, getattr(Callback, hook)) for override in overrides):
+    if any(getattr(type(callback), hook) is not getattr(Callback, hook) for callback in run.callbacks):
         run.server.assign(run.client.state())
         run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
         run.call(hook, phase=phase)
