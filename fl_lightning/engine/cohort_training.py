@@ -402,7 +402,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     all_failures, all_owned, metrics, all_counts, all_arrived, all_rates, scalings = zip(*shared, strict=True)
     memories.owners |= {k: rank for rank, clients in enumerate(all_owned) for k in clients}
     for measured in metrics:
-        run.metrics.fill(measured)
+        run.metrics.current = {**measured, **run.metrics.current}
     failed = dict(chain.from_iterable(failures_of_worker.items() for failures_of_worker in all_failures))
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]
