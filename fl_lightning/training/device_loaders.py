@@ -94,7 +94,7 @@ class Loaders:
         """
         repeats, pairs = loader.deterministic, loader.batches(self.channels_last)
         if self._as_is and (type(loader) is Batches or not self.channels_last):
-            return ((rows if repeats else None, batch) for rows, batch in pairs)
+            return pairs if repeats else ((None, batch) for _, batch in pairs)
         return ((rows if repeats else None, self.to_device(batch)) for rows, batch in pairs)
 
     def extra(self, stream: str, round_: int, k: int, passes: float, fraction: float) -> Iterator[Any]:

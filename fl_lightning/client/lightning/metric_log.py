@@ -51,9 +51,6 @@ class MetricLog:
         examples: number of the client's examples, the weight of values logged once an epoch; None in an evaluation.
     """
 
-    # whether logged tensors are copied, since the module may change them in place
-    copies = True
-
     def __init__(
         self,
         module: LightningModule,
@@ -105,7 +102,7 @@ class MetricLog:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            value = value.detach().clone() if self.copies else value.detach()
+            value = value.detach().clone()  # the module may change it in place
         elif isinstance(value, Metric):
             entry.add_metric(value, weight)
             return
