@@ -615,7 +615,7 @@ class ClientLifecycle:
         visit.outputs, visit.present = {}, None
         client.references.clear()
         worker_module.clear_gradients()
-        worker_module.commit_buffers()
+        worker_module.binding.commit()
 
     def _check_trained(self) -> None:
         """Refuse a loss or a state that became nan or infinite, and set the drift."""

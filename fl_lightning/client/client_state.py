@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -126,14 +126,6 @@ class ClientStateStore(Mapping[int, Memory]):
             self._enforce_limit(k)
 
     # ------------------------------------------------------------------ several workers
-    def owned(self, clients: Collection[int]) -> set[int]:
-        """The clients among ``clients`` whose memory lies here."""
-        return self.keys() & set(clients)
-
-    def note_owners(self, owned: list[set[int]]) -> None:
-        """Record the owners: ``owned`` holds the clients that each worker owns, by rank."""
-        self.owners |= {k: rank for rank, clients in enumerate(owned) for k in clients}
-
     def follow(self, placed: list[list[int]], workers: Collectives) -> None:
         """Send memories to the workers on which their clients are ``placed``, by rank; all workers call this."""
         target_ranks = {k: rank for rank, clients in enumerate(placed) for k in clients}

@@ -107,7 +107,7 @@ class ReferenceModels:
         time it is also filled up to a full batch, which is run for the cache.
         """
         full, cache = len(rows.index) == rows.batch_size, self._caches.get(name)
-        is_cached = cache is not None and cache.holds(rows.index)
+        is_cached = cache is not None and bool(cache.filled[rows.index].all())
         if cache is not None and is_cached and full:
             return cache.get(rows.index)
         observation = self._run(name, self._batch)
@@ -128,13 +128,9 @@ class Cache:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._held = torch.zeros(number, dtype=torch.bool)
+        self.filled = torch.zeros(number, dtype=torch.bool)
         self._values: Observation = {}
         self._channels_last: dict[str, bool] = {}
-
-    def holds(self, index: Tensor) -> bool:
-        """Return whether the cache has the taps of all these examples."""
-        return bool(self._held[index].all())
 
     def put(self, index: Tensor, observation: Observation) -> None:
         """Keep the first ``len(index)`` rows of each tap, as the values of these examples."""
@@ -145,7 +141,7 @@ class Cache:
             if tap not in self._values:
                 self._values[tap] = rows.new_empty((self.number, *rows.shape[1:]))
             self._values[tap].index_copy_(0, transferred(index, rows.device), rows[: len(index)])
-        self._held[index] = True
+        self.filled[index] = True
 
     def get(self, index: Tensor) -> Observation:
         """The taps of these examples, in the memory format in which they came."""

@@ -116,16 +116,8 @@ class WorkerModule:
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
-        self.commit_buffers()
-        return clone(self.live)
-
-    def commit_buffers(self) -> None:
-        """Take the values of buffers that were rebound into the state.
-
-        Raises:
-            ClientError: an entry of the state is new, was removed, or has another shape or type.
-        """
         self.binding.commit()
+        return clone(self.live)
 
     def load(self, state: State) -> None:
         """Load a state into the module."""

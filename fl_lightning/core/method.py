@@ -168,11 +168,6 @@ class Method:
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
         return any(overrides(self, hook) for hook in hooks)
 
-    @property
-    def calibrates_labels(self) -> bool:
-        """Whether it changes the logits of the loss by label counts, which one method of a list may do."""
-        return self.needs_label_counts and overrides(self, "transform_logits")
-
     def modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Return modules of the method's own, which train with the client's, by name.
 
@@ -437,7 +432,7 @@ class MethodList:
         exclusive: dict[str, Callable[[Method], bool]] = {
             "gives a client its own model": lambda m: m.gives_personal_models,
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
-            "changes the logits by label counts": lambda m: m.calibrates_labels,
+            "changes the logits by label counts": lambda m: m.needs_label_counts and overrides(m, "transform_logits"),
             "aggregates the updates": lambda m: overrides(m, "aggregate"),
         }
 

@@ -233,7 +233,8 @@ class Sums:
         parts: list[Tensor] = []
         for path, shapes in self._layout.items():
             if path in entries:
-                small = small_parts(entries[path], shapes)
+                value = entries[path]
+                small = (value.weight,) if is_large(shapes[0]) else (value.total, value.weight)
                 parts += (part.to(torch.float64).reshape(*number, -1) for part in small)
             else:
                 parts.append(torch.zeros(*number, length(shapes), dtype=torch.float64, device=device))
@@ -383,11 +384,6 @@ def merged(first: Layout, second: Layout) -> Layout:
 def is_large(shape: torch.Size) -> bool:
     """Whether totals of this shape have an exact sum of their own."""
     return shape.numel() >= LARGE
-
-
-def small_parts(value: Weighted, shapes: Shapes) -> tuple[Tensor, ...]:
-    """Return the parts of a value that lie in the flat vector: its weight, and a total that is not large."""
-    return (value.weight,) if is_large(shapes[0]) else (value.total, value.weight)
 
 
 def length(shapes: Shapes) -> int:

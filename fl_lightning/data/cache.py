@@ -13,11 +13,9 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm.contrib.concurrent import thread_map
 
-from fl_lightning.utilities.errors import UsageError, printable, text_of
+from fl_lightning.utilities.errors import UsageError, few, printable, text_of
 
 VERSION = 4
-# names in a message that is about many
-SHOWN = 5
 
 Range = tuple[float, float]
 
@@ -85,7 +83,7 @@ def decode(paths: Sequence[Path], size: int, value_range: Range | None, target: 
     texts = thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **progress)
     faults = [text for text in texts if text]
     if faults:
-        which = f"{len(faults)} of {len(paths)} files cannot be read as images: {listed(faults)}"
+        which = f"{len(faults)} of {len(paths)} files cannot be read as images: {few(faults)}"
         raise UsageError(f"data.root: {which}; replace or remove them")
     array.flush()
     return {"shape": np.array(shape)}
@@ -128,9 +126,3 @@ def decode_image(path: Path, size: int, value_range: Range | None = None) -> np.
         if converted.size != (size, size):
             converted = converted.resize((size, size), Image.Resampling.BILINEAR)
         return np.asarray(converted)
-
-
-def listed(names: Iterable[str]) -> str:
-    """Join the first names, and count the others."""
-    name_list = list(names)
-    return ", ".join(name_list[:SHOWN]) + (f" and {len(name_list) - SHOWN} more" if len(name_list) > SHOWN else "")

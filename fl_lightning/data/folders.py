@@ -20,10 +20,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.data.array_datasets import FileDataModule
-from fl_lightning.data.cache import Range, cached, decode, listed
+from fl_lightning.data.cache import Range, cached, decode
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.utilities.errors import UsageError, printable, require
+from fl_lightning.utilities.errors import UsageError, few, printable, require
 
 # height and width to which images are resized
 LARGEST_IMAGE = 2048
@@ -190,7 +190,7 @@ class ImageFolderImages(FolderDataModule):
 
     def list_files(self, root: Path) -> list[ImageFile]:
         splits = split_folders(root)
-        hint = f"its folders are {listed(subfolders(root)) or 'none'}, but it must hold {self.layout}"
+        hint = f"its folders are {few(subfolders(root)) or 'none'}, but it must hold {self.layout}"
         require(not splits or {"train"} < {*splits}, "data.root", str(root), hint)
         if "test" not in splits and "val" in splits:
             splits["test"] = splits.pop("val")
@@ -202,10 +202,10 @@ class ImageFolderImages(FolderDataModule):
         for split, folder in (splits or {"": root}).items():
             classes = subfolders(folder)
             unknown, where = {*classes} - {*self.class_names}, "data.classes" if self.classes else "train"
-            hint = f"its classes {listed(map(repr, sorted(unknown)))} are not in {where}"
+            hint = f"its classes {few(map(repr, sorted(unknown)))} are not in {where}"
             require(not unknown, "data.root", str(folder), hint)
             absent = [repr(name) for name in self.class_names if name not in classes]
-            hint = f"it lacks the classes {listed(absent)} of train; add them, or name all classes in data.classes"
+            hint = f"it lacks the classes {few(absent)} of train; add them, or name all classes in data.classes"
             require(bool(self.classes) or not absent, "data.root", str(folder), hint)
             for name in self.class_names:
                 paths = images_in(classes[name]) if name in classes else ()
@@ -413,11 +413,11 @@ class SiteImageFolders(FolderDataModule):
 def files_of_sites(root: Path, layout: str) -> list[ImageFile]:
     """Return the images in the folders of the sites."""
     sites, files, classes = subfolders(root), list[ImageFile](), set[str]()
-    hint = f"its folders are {listed(sites) or 'none'}, but it must hold {layout}"
+    hint = f"its folders are {few(sites) or 'none'}, but it must hold {layout}"
     require(len(sites) >= 2 and not split_folders(root), "data.root", str(root), hint)
     splits = {site: split_folders(folder) for site, folder in sites.items()}
     for site, folder in sites.items():
-        hint = f"its folders {listed(subfolders(folder))} are none of train, val, test; give all sites the same layout"
+        hint = f"its folders {few(subfolders(folder))} are none of train, val, test; give all sites the same layout"
         require(bool(splits[site]) or not any(splits.values()), "data.root", str(folder), hint)
         number = len(files)
         for split, part in (splits[site] or {"": folder}).items():
@@ -428,7 +428,7 @@ def files_of_sites(root: Path, layout: str) -> list[ImageFile]:
                 files += [ImageFile(path, name, site, split) for path in images]
         require(len(files) > number, "data.root", str(root), f"its folder {site!r} holds no image; give {layout}")
     empty = sorted(classes - {file.label for file in files})
-    require(not empty, "data.root", str(root), f"its classes {listed(empty)} have no image; add some, or remove them")
+    require(not empty, "data.root", str(root), f"its classes {few(empty)} have no image; add some, or remove them")
     warn_of_others(root, files)
     return files
 
@@ -438,20 +438,20 @@ def read_manifest(path: Path) -> Iterator[ImageFile]:
     key = ("data.root", str(path))
     columns, rows = read_csv_table(path, COLUMNS)
     unknown = [name for name in columns if name not in (*COLUMNS, "split")]
-    hint = f"its columns {listed(map(repr, unknown))} are not read; rename them, or take them out: it may have "
+    hint = f"its columns {few(map(repr, unknown))} are not read; rename them, or take them out: it may have "
     require(not unknown, *key, hint + f"{', '.join(COLUMNS)} and split")
     incomplete = []
     for line, row in enumerate(rows, 2):
         if None in row or not all(row[name] for name in columns):
             incomplete.append(str(line))
-    hint = f"lines {listed(incomplete)} have an empty cell, or other cells than the head; complete them"
+    hint = f"lines {few(incomplete)} have an empty cell, or other cells than the head; complete them"
     require(not incomplete, *key, hint)
     splits = {row["split"] for row in rows} if "split" in columns else set()
     wrong = sorted(split for split in splits if split.lower() not in SPLITS)
-    require(not wrong, *key, f"its splits {listed(wrong)} are not known; give train, val, test")
+    require(not wrong, *key, f"its splits {few(wrong)} are not known; give train, val, test")
     files = [Path(os.path.normpath(path.parent / row["path"])) for row in rows]
     absent = [str(file) for file in files if not file.is_file()]
-    hint = f"{len(absent)} of its {len(files)} files do not exist, such as {listed(absent)}; give paths relative to it"
+    hint = f"{len(absent)} of its {len(files)} files do not exist, such as {few(absent)}; give paths relative to it"
     require(not absent, *key, hint)
     lines: dict[str, int] = {}
     for line, (file, row) in enumerate(zip(files, rows, strict=True), 2):
@@ -468,11 +468,11 @@ def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: 
     require(len(classes) >= 2, "data.root", str(root), f"it has the class {classes[0]} alone; give two or more")
     trained = {file.label for file in files if file.split in ("", "train")}
     untrained = [name for name in classes if name not in trained]
-    hint = f"its classes {listed(untrained)} have no training image at any site; add some, or take their images out"
+    hint = f"its classes {few(untrained)} have no training image at any site; add some, or take their images out"
     require(not untrained, "data.root", str(root), hint)
     without = [site for site in sites if site not in tested]
     if without:
-        text = f"the sites {listed(without)} have no test images: they train, but have no accuracy"
+        text = f"the sites {few(without)} have no test images: they train, but have no accuracy"
         rank_zero_warn(f"data.root={str(root)!r}: {text}")
 
 
@@ -489,7 +489,7 @@ def read_csv_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], lis
     except csv.Error as error:
         raise UsageError(f"data.root={str(path)!r}: {error}; use a CSV file with commas") from error
     missing = [name for name in columns if name not in header]
-    hint = f"it has the columns {listed(header) or 'none'}, without {listed(missing)}; give {', '.join(columns)}"
+    hint = f"it has the columns {few(header) or 'none'}, without {few(missing)}; give {', '.join(columns)}"
     require(not missing, "data.root", str(path), f"{hint}, separated by commas")
     return header, rows
 
@@ -511,11 +511,11 @@ def split_folders(root: Path) -> dict[str, Path]:
     folders = subfolders(root)
     named = [name for name in folders if name.lower() in SPLITS]
     unnamed = [name for name in folders if named and name not in named]
-    hint = f"its folders {listed(unnamed)} are none of train, val, test, but {listed(named)} are; "
+    hint = f"its folders {few(unnamed)} are none of train, val, test, but {few(named)} are; "
     hint += "move or rename the former, or rename the latter if they are classes"
     require(not unnamed, "data.root", str(root), hint)
     twice = alike(named, lambda name: SPLITS[name.lower()])
-    require(not twice, "data.root", str(root), f"its folders {listed(twice)} are one split; join them")
+    require(not twice, "data.root", str(root), f"its folders {few(twice)} are one split; join them")
     return {SPLITS[name.lower()]: folders[name] for name in named}
 
 
@@ -525,9 +525,9 @@ def subfolders(root: Path) -> dict[str, Path]:
     folders = [(unicodedata.normalize("NFC", entry.name), Path(entry)) for entry in entries]
     names = [name for name, _ in folders]
     unreadable = [ascii(name) for name in names if re.search("[\ud800-\udfff]", name)]
-    require(not unreadable, "data.root", str(root), f"its names {listed(unreadable)} are not UTF-8; rename them")
+    require(not unreadable, "data.root", str(root), f"its names {few(unreadable)} are not UTF-8; rename them")
     twice = alike(names, str)
-    require(not twice, "data.root", str(root), f"its folders {listed(twice)} differ in the form of Unicode; join them")
+    require(not twice, "data.root", str(root), f"its folders {few(twice)} differ in the form of Unicode; join them")
     return dict(sorted(folders))
 
 
@@ -571,18 +571,16 @@ def warn_of_others(root: Path, files: list[ImageFile]) -> None:
 def endings(files: Iterable[Path]) -> str:
     """Return the endings of files with their numbers, such as ``3 .txt, 1 .heic``."""
     numbers = Counter(printable(path.suffix.lower()) or "without ending" for path in files)
-    return listed(f"{number} {ending}" for ending, number in numbers.most_common())
+    return few(f"{number} {ending}" for ending, number in numbers.most_common())
 
 
 def check_names(root: Path, kind: str, names: Sequence[str]) -> None:
     """Refuse names that differ only in spaces at their ends; warn of those that differ only in case."""
     spaced, cased = (alike(names, form) for form in (str.strip, str.casefold))
-    hint = f"its {kind} {listed(spaced)} differ only in spaces at their ends; give them one name"
+    hint = f"its {kind} {few(spaced)} differ only in spaces at their ends; give them one name"
     require(not spaced, "data.root", str(root), hint)
     if cased:
-        rank_zero_warn(
-            f"data.root={str(root)!r}: its {kind} {listed(cased)} differ only in case, and are counted apart"
-        )
+        rank_zero_warn(f"data.root={str(root)!r}: its {kind} {few(cased)} differ only in case, and are counted apart")
 
 
 def alike(names: Sequence[str], form: Callable[[str], str]) -> list[str]:

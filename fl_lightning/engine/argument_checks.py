@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, signature
-from typing import Any
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from joblib import cpu_count
@@ -44,19 +45,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
     ),
     "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
-    "deterministic": (
-        lambda mode: mode is None or isinstance(mode, bool) or mode == "warn",
-        "pass true, false, warn or null",
-    ),
-    "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "pass true, false or auto"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or omit it"),
-    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "pass norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
     "clients_per_step": (
         lambda n: n == "auto" or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096),
         "pass auto, or a number from 1 to 4096",
     ),
-    "client_schedulers": (lambda name: name in ("continue", "restart"), "pass continue or restart"),
     "threads_per_worker": (
         lambda n: n is None or 1 <= n <= max(64, 8 * cpu_count()),
         "pass 1 or more, up to 8 for each core, or omit it",
@@ -71,8 +65,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of the trainer that are out of their range."""
+def check_arguments(arguments: dict[str, Any], types: dict[str, Any]) -> None:
+    """Refuse arguments of the trainer that are out of their range, or none of the texts that their ``types`` list."""
 
     def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
         try:
@@ -81,7 +75,18 @@ def check_arguments(arguments: dict[str, Any]) -> None:
             inside = False
         require(inside, f"trainer.{name}", arguments[name], hint)
 
-    check_all(partial(check, name, *condition) for name, condition in RANGES.items())
+    of_types = (partial(check_literal, f"trainer.{name}", arguments.get(name), kind) for name, kind in types.items())
+    check_all([*(partial(check, name, *condition) for name, condition in RANGES.items()), *of_types])
+
+
+def check_literal(key: str, value: Any, kind: Any) -> None:
+    """Refuse a value that is none of the texts of its type; another check may be of those with numbers."""
+    parts = (kind,) if get_origin(kind) is Literal else get_args(kind)
+    texts = [text for part in parts if get_origin(part) is Literal for text in get_args(part)]
+    kinds = tuple(part for part in parts if isinstance(part, type))
+    words = [*texts, *(["true", "false"] if bool in kinds else []), *(["null"] if NoneType in kinds else [])]
+    fits = not texts or int in kinds or value in texts or isinstance(value, kinds)
+    require(fits, key, value, f"pass one of {', '.join(words)}")
 
 
 def is_folder_name(name: Any) -> bool:

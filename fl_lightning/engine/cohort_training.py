@@ -424,13 +424,13 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     errors = outcome.errors
     failures = {k: (isinstance(error, UsageError), str(error)) for k, error in errors.items()}
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
-    owned = memories.owned(run.server.cohort)
+    owned = memories.keys() & {*run.server.cohort}
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
     shared = run.workers.gather((failures, owned, run.metrics.current, *of_visits), "outcome of a cohort")
     all_failures, all_owned, metrics, all_counts, all_arrived, all_rates, scalings = zip(*shared, strict=True)
-    memories.note_owners([*all_owned])
+    memories.owners |= {k: rank for rank, clients in enumerate(all_owned) for k in clients}
     for measured in metrics:
-        run.metrics.fill(measured)
+        run.metrics.current = {**measured, **run.metrics.current}
     failed = dict(chain.from_iterable(failures_of_worker.items() for failures_of_worker in all_failures))
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]

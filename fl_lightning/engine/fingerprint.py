@@ -260,35 +260,27 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
     kind, description = type(value), {"class": path_of(type(value))}
     if depth >= DEPTH:
         return description
-    parts = stored_arguments(value)
-    if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):  # a data set, whose containers hold its examples
-        for name, part in [*parts.items()]:
-            if isinstance(part, CONTAINERS) and not all(map(callable, part)):
-                del parts[name]
-    elif not in_data:
-        parts = {**plain_attributes(value), **parts}
+    holds_examples = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")  # a data set, in its containers
+    parts = stored_arguments(value, attributes=not (in_data or holds_examples))
+    for name, part in [*parts.items()] if holds_examples else ():
+        if isinstance(part, CONTAINERS) and not all(map(callable, part)):
+            del parts[name]
     return description | to_plain(parts, depth, in_data)
 
 
-def plain_attributes(value: Any) -> dict[str, Any]:
-    """Return the public attributes of an object that are plain values or functions."""
-    attributes = {}
-    for name, part in getattr(value, "__dict__", {}).items():
-        of_server = isinstance(getattr(type(value), name, None), ServerValue)
-        public = not (name.startswith("_") or name in KEPT_BY_TORCH or of_server)
-        if public and (type(part) in PLAIN or isinstance(part, (*FUNCTIONS, partial))):
-            attributes[name] = part
-    return attributes
+def stored_arguments(value: Any, attributes: bool = False) -> dict[str, Any]:
+    """Return the constructor arguments that an object stores under their names, and Lightning's ``hparams``.
 
-
-def stored_arguments(value: Any) -> dict[str, Any]:
-    """Return the constructor arguments that an object stores under their names, and Lightning's ``hparams``."""
+    With ``attributes`` also its other public attributes that are plain values or functions.
+    """
     kind: Any = type(value)
-    attributes, arguments = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
-    for name in argument_names(kind):
-        for attribute in {f"_{name}", name} & attributes.keys():
-            arguments[name] = attributes[attribute]
-    return arguments
+    parts, names = dict(getattr(value, "_hparams", {})), argument_names(kind)
+    for attribute, part in getattr(value, "__dict__", {}).items():
+        name, is_plain = attribute.removeprefix("_"), type(part) in PLAIN or isinstance(part, (*FUNCTIONS, partial))
+        hidden = attribute != name or name in KEPT_BY_TORCH or isinstance(getattr(kind, name, None), ServerValue)
+        if name in names or (attributes and is_plain and not hidden):
+            parts[name] = part
+    return parts
 
 
 @cache

@@ -326,7 +326,7 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     sparse = isinstance(optimizer, torch.optim.SparseAdam)
     hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
     require(not (sparse and correcting), "method", correcting, hint)
-    if needs_closure(optimizer):
+    if needs_closure(type(optimizer).step):
         hint = f"{type(optimizer).__name__} computes several gradients a step; use another optimizer"
         require(not correcting, "method", correcting, hint)
         mixed = str(trainer.precision) in ("16-mixed", "16")

@@ -13,11 +13,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from fl_lightning.core.state import State, clone, copy_into, select, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.validation import few
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import is_storable, on_cpu
-from fl_lightning.utilities.errors import UsageError, require, truncate
+from fl_lightning.utilities.errors import UsageError, few, require, truncate
 from fl_lightning.utilities.lightning_compat import NAMESPACES, is_overridden
 
 NAMES_SHOWN = 3

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, signature
 from typing import Any, Protocol
 
@@ -131,6 +131,14 @@ def update_or_failure(visit: Callable[[], Update]) -> Update | Exception:
         return error
 
 
+@cache
+def arguments_taken(function: Callable[..., Any]) -> Collection[str] | None:
+    """Return the names of the arguments of a function; None if it takes all."""
+    parameters = signature(function).parameters
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_all else {*parameters}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
@@ -172,11 +180,13 @@ class Run:
         if hook == "setup":  # in which they refuse runs that do not fit
             check_all(partial(self._call_one, callback, hook, self.trainer) for callback in self.callbacks)
             return
+        named = {"trainer": self.trainer, **arguments}
         for callback in self.callbacks:
-            parameters = signature(getattr(callback, hook)).parameters
-            takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-            named = {"trainer": self.trainer, **arguments}
-            self._call_one(callback, hook, **{key: named[key] for key in named if takes_all or key in parameters})
+            function = getattr(callback, hook)
+            plain = getattr(function, "__func__", function)
+            if plain is not getattr(Callback, hook):
+                names = arguments_taken(plain)
+                self._call_one(callback, hook, **{key: named[key] for key in named if names is None or key in names})
 
     def _call_one(self, callback: Callback, hook: str, *args: Any, **kwargs: Any) -> None:
         """Call a hook of a callback. An exception keeps its type and gets a note that names the callback."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from lightning.fabric import Fabric
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
@@ -79,7 +79,7 @@ class RunArguments(RunContext):
         enable_progress_bar: bool = True,
     ) -> None:
         devices = "auto" if str(devices) == "-1" else devices
-        check_arguments(locals())
+        check_arguments(locals(), get_type_hints(RunArguments.__init__))
         self.arguments: dict[str, Any] = only_plain(locals())
         self.config: dict[str, Any] | None = None
         self.weights: Path | None = None

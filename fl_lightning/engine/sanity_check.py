@@ -22,16 +22,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 
 from fl_lightning.callbacks.early_stopping import MonitoringCallback
-from fl_lightning.core.method import check_logits, overrides
+from fl_lightning.core.method import MethodList, check_logits, overrides
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.data.client_loaders import Batches, ClientLoader, DataLoaderAdapter, last_batch, without_singles
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.validation import CLIENTS_SHOWN, few
+from fl_lightning.engine.validation import CLIENTS_SHOWN
 from fl_lightning.storage.metric_format import tagged
-from fl_lightning.utilities.errors import ClientError, UsageError, text_of, truncate, with_location
+from fl_lightning.utilities.errors import ClientError, UsageError, few, text_of, truncate, with_location
 
 # hooks on which the first training step may depend, and which the check does not call
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
@@ -62,11 +62,11 @@ def run_sanity_check(run: Run) -> None:
 
 
 @contextmanager
-def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
+def trial(run: Run, phase: str, step: str, whose: str, methods: MethodList | None = None) -> Iterator[list[Any]]:
     """Run a step in this context, restore the module, and turn an error into one line about the yielded batch."""
     batches: list[Any] = []
     try:
-        with rng_scope(run.seed, f"first_batch/{phase}"), run.client.lifecycle.rehearsing():
+        with rng_scope(run.seed, f"first_batch/{phase}"), run.client.lifecycle.rehearsing(methods):
             run.worker_module.trainer_shim.sanity_checking = True
             yield batches
     except UsageError:
@@ -88,8 +88,12 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
 
 def has_only_own_parts(run: Run) -> bool:
     """Return whether all methods and callbacks are of this package; hooks of the user's are not called here."""
-    parts = (*run.methods.methods, *run.callbacks)
-    return all(type(part).__module__.startswith("fl_lightning.") for part in parts)
+    return all(map(is_own_part, (*run.methods.methods, *run.callbacks)))
+
+
+def is_own_part(part: object) -> bool:
+    """Return whether a method or a callback is of this package."""
+    return type(part).__module__.startswith("fl_lightning.")
 
 
 def check_single_example(run: Run) -> None:
@@ -123,15 +127,15 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
         Whether the step has returned a loss.
     """
     client, worker_module, methods = run.client, run.worker_module, run.methods.methods
-    loading = run.loaders.train(k, 0, "first_batch")
-    with trial(run, "train", "training_step", f"client {k}") as batches, loading as loader:
+    loading, of_package = run.loaders.train(k, 0, "first_batch"), MethodList([*filter(is_own_part, methods)])
+    with trial(run, "train", "training_step", f"client {k}", of_package) as batches, loading as loader:
+        fit_progress = worker_module.fit_progress.at(0, len(loader))
         for batch in first_of(loader, most):
-            worker_module.trainer_shim.fit_progress.batches = len(loader)
-            worker_module.trainer_shim.begin_visit(*run.local_training.optimizers.first, loader)
             batch = run.loaders.to_device(batch)
             batches.append(batch)
-            client.visit.logged.begin_batch(batch)
-            with run.fabric.autocast(), worker_module.taps.recorded():
+            with run.fabric.autocast(), client.lifecycle.visiting(run.data.info(k), run.server.state, fit_progress):
+                worker_module.trainer_shim.begin_visit(*run.local_training.optimizers.first, loader)
+                client.visit.logged.begin_batch(batch)
                 loss = client.training_step(batch, 0)
                 if loss is None:
                     return False

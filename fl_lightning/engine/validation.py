@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
@@ -28,7 +28,7 @@ from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.training.device_loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.training.schedules import REQUIRED_TO_TRAIN
-from fl_lightning.utilities.errors import UsageError, check_all, count, require, text_of, truncate, writing_into
+from fl_lightning.utilities.errors import UsageError, check_all, count, few, require, text_of, truncate, writing_into
 from fl_lightning.utilities.lightning_compat import is_callback, is_overridden
 from fl_lightning.utilities.lightning_replacements import replacement_of_callback
 
@@ -116,7 +116,7 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
     def check_classes() -> None:
         if isinstance(model_classes, int) and isinstance(data_classes, int):
             names = getattr(data, "class_names", ())
-            which = f" ({few(list(names), CLIENTS_SHOWN)})" if names else ""
+            which = f" ({few(names, CLIENTS_SHOWN)})" if names else ""
             hint = f"the data has {data_classes} classes{which}; set {data_classes}"
             require(model_classes >= data_classes, "model.num_classes", model_classes, hint)
 
@@ -142,12 +142,6 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
             require(fits, "model.num_classes", model_classes, hint)
 
     check_all((check_classes, check_batches, check_label_counts))
-
-
-def few(names: Sequence[Any], most: int) -> str:
-    """Return the first names and the number of the remaining ones as text."""
-    remainder = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + remainder
 
 
 def check_module(model: LightningModule, stage: str = "fit") -> None:

@@ -38,10 +38,6 @@ class Metrics:
         """Add values to the row."""
         self.current.update(values)
 
-    def fill(self, values: Mapping[str, float]) -> None:
-        """Add the values of tags that the row lacks."""
-        self.current = {**values, **self.current}
-
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the seconds of a block to ``time/<phase>``."""

@@ -94,7 +94,7 @@ class Loaders:
         """
         repeats, pairs = loader.deterministic, loader.batches(self.channels_last)
         if self._as_is and (type(loader) is Batches or not self.channels_last):
-            return ((rows if repeats else None, batch) for rows, batch in pairs)
+            return pairs if repeats else ((None, batch) for _, batch in pairs)
         return ((rows if repeats else None, self.to_device(batch)) for rows, batch in pairs)
 
     def extra(self, stream: str, round_: int, k: int, passes: float, fraction: float) -> Iterator[Any]:
@@ -104,7 +104,9 @@ class Loaders:
             loader = self._images.of(as_client_loader(self.data.train_dataloader(k)))
             number = math.ceil(fraction * min(len(loader), math.inf if self.limit is None else self.limit))
         # the data may return the same loader again, and training may be in the middle of a pass over it
-        generators, states = generators_of(loader), list[Tensor]()
+        parts = [loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())]
+        of_parts = {id(part.generator): part.generator for part in parts if hasattr(part, "generator")}
+        generators, states = [part for part in of_parts.values() if isinstance(part, torch.Generator)], list[Tensor]()
         batches: Iterator[Any] = iter(())
         count = 0
         try:
@@ -209,13 +211,6 @@ class Loaders:
                 batch = with_tensors(batch, partial(pinned, device=self.fabric.device))
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return apply_to_collection(batch, Tensor, channels_last) if self.channels_last else batch
-
-
-def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the generators from which a loader draws, each once."""
-    parts = [loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())]
-    generators = [getattr(part, "generator", None) for part in parts]
-    return [*{id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values()]
 
 
 def num_pickable(loader: ClientLoader) -> int:

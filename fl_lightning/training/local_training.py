@@ -89,7 +89,7 @@ class LocalTraining:
         self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
         self.scaling = next(iter(scalings_of(self._scaler)), None)
         self.num_batches = cache(partial(num_batches, loaders.data))
-        self._has_gradients = self._skips = self._closes = self._overflows = self._warned = False
+        self._has_gradients = self._skips = self._closes = self._prepares = self._overflows = self._warned = False
         # the first round in which a visit changed requires_grad, by parameter
         self._first_rounds: dict[str, int] = {}
         strategy = client.worker_module.trainer_shim.strategy
@@ -210,7 +210,8 @@ class LocalTraining:
         """The optimizer and the schedulers of a visit in their initial state."""
         optimizer, schedulers = self.optimizers.fresh()
         worker_module = self.client.worker_module
-        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
+        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(type(optimizer).step)
+        self._prepares = self.prepares()
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)
@@ -307,7 +308,8 @@ class LocalTraining:
             return
         self._compute_gradients(batch, optimizer)
         if batch.ends_step and self._has_gradients:
-            self._prepare(optimizer)
+            if self._prepares:
+                self._prepare(optimizer)
             if self._scaler is None:
                 take_step(optimizer)
             else:
@@ -393,6 +395,14 @@ class LocalTraining:
                 call("on_after_backward")
         self.stopwatch.lap("forward_backward")
         return loss
+
+    def prepares(self) -> bool:
+        """Whether anything sees or changes the gradients between the backward pass and the optimizer's step."""
+        methods, worker_module = self.client.methods.overriding, self.client.worker_module
+        of_module = worker_module.hooks & {"on_before_optimizer_step", "configure_gradient_clipping"}
+        clips = worker_module.trainer_shim.setting.gradient_clip_val is not None
+        corrects = methods("on_before_optimizer_step") or methods("on_after_clipping")
+        return bool(corrects or of_module or clips or self._scaler is not None)
 
     def _prepare(self, optimizer: Optimizer) -> None:
         """Unscale, correct and clip the gradients; methods do not see the gradients of a lost step."""

@@ -7,6 +7,7 @@ and ``torch.autograd._profiler_enabled``.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from functools import cache, cached_property
 from inspect import Parameter, signature
 from operator import is_
@@ -68,10 +69,14 @@ class OptimizerFactory:
     def fresh(self) -> tuple[Optimizer, Schedulers]:
         """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
         is_unchanged = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
-        if self._optimizer is not None and is_unchanged and can_reset(self._optimizer):
-            self._optimizer.state.clear()
-            set_group_options(self._optimizer, self._options)
-            return self._optimizer, []
+        if self._optimizer is not None and is_unchanged:
+            optimizer = self._optimizer
+            hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+            # torch's own optimizers without hooks have no other state
+            if type(optimizer).__module__.startswith("torch.optim.") and not hooks:
+                optimizer.state.clear()
+                set_group_options(optimizer, self._options)
+                return optimizer, []
         attributes = dict(vars(self.module))
         optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
@@ -87,12 +92,6 @@ class OptimizerFactory:
         if len(optimizer.param_groups) != len(self._options):
             hint = "return all groups from configure_optimizers, and set requires_grad to False until they are trained"
             raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
-
-
-def can_reset(optimizer: Optimizer) -> bool:
-    """Whether ``state`` and the groups are all the state of an optimizer: true of torch's own without hooks."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return type(optimizer).__module__.startswith("torch.optim.") and not hooks
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -127,13 +126,8 @@ def clear_gradients(optimizer: Optimizer) -> None:
             parameter.grad = None
 
 
-def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's ``step`` requires a closure, as LBFGS does."""
-    kind: Any = type(optimizer)
-    return _requires_closure(kind)
-
-
 @cache
-def _requires_closure(kind: Any) -> bool:
-    closure = signature(kind.step).parameters.get("closure")
+def needs_closure(step: Callable[..., Any]) -> bool:
+    """Whether the ``step`` of a class of optimizers requires a closure, as that of LBFGS does."""
+    closure = signature(step).parameters.get("closure")
     return closure is not None and closure.default is Parameter.empty

@@ -225,6 +225,13 @@ def choices(names: Iterable[str], near: str = "") -> str:
     return number + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(listed))
 
 
+def few(names: Iterable[object], most: int = 5) -> str:
+    """The first names, and the number of the others."""
+    all_names = [*map(str, names)]
+    remainder = f" and {len(all_names) - most} more" if len(all_names) > most else ""
+    return ", ".join(all_names[:most]) + remainder
+
+
 def near(name: str, names: Sequence[str]) -> str:
     """A hint to the nearest of some names; empty where none is near."""
     word, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))

@@ -104,9 +104,7 @@ class Group:
         self._kinds = np.zeros(self.size, dtype=np.int64)
         self._epoch, self.settings = 0, ""
         hooks = self.client.methods.overriding
-        clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
-        self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
-        self._corrects = bool(hooks("on_after_optimizer_step"))
+        self._prepares, self._corrects = training.prepares(), bool(hooks("on_after_optimizer_step"))
         # whether clients at different indices of their passes take separate steps
         self._splits_by_index = False
 

@@ -35,8 +35,6 @@ class GroupLog(MetricLog):
     :meth:`add_records`.
     """
 
-    copies = False  # a mapped step returns them
-
     def __init__(self, module: LightningModule, size: int, examples: float | None = 1.0) -> None:
         super().__init__(module, None, examples)
         self.size = size

@@ -243,6 +243,8 @@ REFUSED = [
     ([FedUV(spectral=0.5)], SEQUENTIAL, ("FedUV.spectral=0.5", "'classifier'")),
     ([StructuredDeCov(groups=17)], {}, ("StructuredDeCov.groups=17",)),
     ([FedRoD()], {"taps": {"logits": "encoder"}}, ("FedRoD", "logits", "encoder")),
+    ([FedRoD()], {**PLAIN, "taps": {"representation": "encoder.layers.0"}}, ("FedRoD", "representation")),
+    ([LogitAdjustment(when="post_hoc"), KeepsBias()], {}, ("LogitAdjustment.when='post_hoc'",)),
     (
         [LogitAdjustment(when="post_hoc")],
         classified(nn.Linear(16, 10, bias=False)),
@@ -251,6 +253,7 @@ REFUSED = [
     # running statistics
     *(([kind()], PLAIN, (kind.__name__, "model='ImageClassifier'", "BatchNorm")) for kind in (FedBN, FixBN)),
     *(([FixBN()], {"buffers": buffers}, ("FixBN", "statistics")) for buffers in ("local", "keep")),
+    ([FixBN(), FedBN()], {}, ("FixBN", "statistics")),
     ([DPFedAvg()], {}, ("DPFedAvg", "buffers", "projector.layers.1.running_mean")),
     # adapters
     ([FedIT()], {}, ("FedIT", "model='ImageClassifier'")),
@@ -347,14 +350,6 @@ REFUSED = [
 ]
 
 
-# what methods find where a run begins, after its folder is made
-REFUSED_AT_THE_START = [
-    ([FedRoD()], {**PLAIN, "taps": {"representation": "encoder.layers.0"}}, ("FedRoD", "representation")),
-    ([LogitAdjustment(when="post_hoc"), KeepsBias()], {}, ("LogitAdjustment.when='post_hoc'",)),
-    ([FixBN(), FedBN()], {}, ("FixBN", "statistics")),
-]
-
-
 def name_of(case):
     methods, options, words = case
     return " ".join([*(type(method).__name__ for method in methods), *options, *words[-1:]])
@@ -367,14 +362,6 @@ def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, case):
     with refused(*words):
         run(methods, **options)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("case", REFUSED_AT_THE_START, ids=name_of)
-def test_what_methods_find_at_the_start_of_a_run_is_refused_before_round_0(run, tmp_path, case):
-    methods, options, words = case
-    with refused(*words):
-        run(methods, **options)
-    assert not any(tmp_path.rglob("metrics.csv"))
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,6 @@ class MetricLog:
         examples: number of the client's examples, the weight of values logged once an epoch; None in an evaluation.
     """
 
-    # whether logged tensors are copied, since the module may change them in place
-    copies = True
-
     def __init__(
         self,
         module: LightningModule,
@@ -93,14 +90,19 @@ class MetricLog:
         elif weight is None:
             if self._size is None:
                 self._size = 1 if self._batch is None else size_of_batch(self._batch)
-            weight = self._without_size(entry, value) if self._size is None else self._size
+            weight = self._size
+        if weight is None:
+            weight, is_mean = 1, entry.spec.on_epoch and entry.spec.kind == "mean"
+            hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
+            known = not is_mean or isinstance(value, Metric)  # by Lightning's rule
+            require(known, f"self.log({name!r}, ..., batch_size=...)", None, hint)
         # tensors first: testing for a metric takes longer
         if isinstance(value, Tensor):
             if value.ndim:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            value = value.detach().clone() if self.copies else value.detach()
+            value = value.detach().clone()  # the module may change it in place
         elif isinstance(value, Metric):
             entry.add_metric(value, weight)
             return
@@ -233,10 +235,6 @@ class MetricLog:
                 entry.total = None
         return values
 
-    def specs(self) -> dict[LogKey, LogSpec]:
-        """How each name that was logged is reduced and written."""
-        return {key: entry.spec for key, entry in self.entries.items()}
-
     def assign(self, specs: Mapping[LogKey, LogSpec], values: Mapping[LogKey, Reduced]) -> None:
         """Store values that were reduced over all workers, including names that this worker did not log."""
         entries, self.entries = self.entries, {}
@@ -260,13 +258,6 @@ class MetricLog:
         return {name: total.value for name, total in totals.items() if total is not None}
 
     # ------------------------------------------------------------------ inside
-    def _without_size(self, entry: LoggedValue, value: Any) -> float:
-        """The weight in a batch whose size is unknown: by Lightning's rule it must be known where a mean needs it."""
-        is_required = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
-        hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
-        require(not is_required, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
-        return 1
-
     def _entry(self, hook: str, name: str, value: Any, arguments: tuple[tuple, dict]) -> LoggedValue:
         """The entry of a name that is new, or that was logged with other arguments."""
         spec, options = log_spec(hook, name, arguments[0], tuple(arguments[1].items()), self.dataloader_idx)
@@ -417,6 +408,10 @@ class LoggedValue:
 
 def size_of_batch(batch: Any) -> int | None:
     """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one."""
+    if type(batch) in (tuple, list) and all(isinstance(part, Tensor) for part in batch):
+        sizes = {part.shape[:1] for part in batch}
+        if len(sizes) == 1 and (size := sizes.pop()):  # else Lightning warns, or counts 1
+            return size[0]
     try:
         return extract_batch_size(batch)
     except MisconfigurationException:

@@ -293,7 +293,10 @@ class StateBinding:
         self._fixed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         for path, part in parts:
             self._fixed += [(path, registry, dict(registry)) for registry in (part._parameters, part._modules)]
-        self._buffers = [(path, part, persistent_buffers(part)) for path, part in parts]
+        self._buffers: list[tuple[str, nn.Module, set[str]]] = []
+        for path, part in parts:
+            buffers = {name for name, value in part._buffers.items() if value is not None}
+            self._buffers.append((path, part, buffers - part._non_persistent_buffers_set))
 
     @contextmanager
     def swapped(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
@@ -361,12 +364,6 @@ class StateBinding:
     def _error(self, change: str) -> ClientError:
         hint = "build it in the constructor, change its values in place, or register a buffer with persistent=False"
         return ClientError(f"{change.removeprefix('.')}, but the state must stay as the run began with it; {hint}")
-
-
-def persistent_buffers(part: nn.Module) -> set[str]:
-    """Names of a module's own buffers that its state dict holds."""
-    buffers = {name for name, value in part._buffers.items() if value is not None}
-    return buffers - part._non_persistent_buffers_set
 
 
 def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:

@@ -30,10 +30,9 @@ from fl_lightning.engine.launching import available_memory
 from fl_lightning.engine.model_io import warn_of_arguments
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_bytes, encode_update, list_tensors
-from fl_lightning.engine.validation import few
 from fl_lightning.storage.hyperparameters import plain_arguments
 from fl_lightning.training.patching import patched
-from fl_lightning.utilities.errors import UsageError, count, text_of, truncate
+from fl_lightning.utilities.errors import UsageError, count, few, text_of, truncate
 
 # steps of an asynchronous server whose versions are counted, at most
 MOST_STEPS = 1000

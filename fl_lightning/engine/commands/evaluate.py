@@ -81,8 +81,7 @@ def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, wei
     check_metrics(run, metrics, phase)
     run.metrics.update(metrics)
     hook = "on_evaluation_command_end"
-    overrides = [getattr(type(callback), hook, None) for callback in run.callbacks]
-    if any(override not in (None, getattr(Callback, hook)) for override in overrides):
+    if any(getattr(type(callback), hook) is not getattr(Callback, hook) for callback in run.callbacks):
         run.server.assign(run.client.state())
         run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
         run.call(hook, phase=phase)

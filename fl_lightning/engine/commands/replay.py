@@ -34,7 +34,16 @@ def replay(
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
-    source, contents = find_visit(run, ckpt_path, round_, client)
+    hint = "pass RUN/failures/round-R-client-K.pt, or the checkpoint of the preceding rounds"
+    require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
+    rounds, clients = run.trainer.max_rounds, run.data.num_clients
+    of_rounds = f"pass a round from 0 to {rounds - 1}, or a larger trainer.max_rounds"
+    require(0 <= round_ < rounds, "round", round_, of_rounds)
+    require(0 <= client < clients, "client", client, f"pass a client from 0 to {clients - 1}")
+    source = verified_checkpoint(run, ckpt_path)
+    assert source is not None
+    contents = read(source)
+    require("description" in contents, "ckpt_path", str(source), hint)
     # the bits depend on the threads of the worker that trained the client
     with threads(contents["description"]["trainer"]["threads_per_worker"]):
         run.methods.on_fit_start(run.server)
@@ -54,21 +63,6 @@ def replay(
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
-
-
-def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Path, dict[str, Any]]:
-    """Return the file that holds the visit, and its contents."""
-    hint = "pass RUN/failures/round-R-client-K.pt, or the checkpoint of the preceding rounds"
-    require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
-    rounds, clients = run.trainer.max_rounds, run.data.num_clients
-    of_rounds = f"pass a round from 0 to {rounds - 1}, or a larger trainer.max_rounds"
-    require(0 <= round_ < rounds, "round", round_, of_rounds)
-    require(0 <= client < clients, "client", client, f"pass a client from 0 to {clients - 1}")
-    source = verified_checkpoint(run, ckpt_path)
-    assert source is not None
-    contents = read(source)
-    require("description" in contents, "ckpt_path", str(source), hint)
-    return source, contents
 
 
 def restore_failure(

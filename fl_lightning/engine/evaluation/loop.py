@@ -119,7 +119,8 @@ class EvaluationLoop:
         As in Lightning, torchmetrics objects that are logged are reset, and the others hold all batches.
         """
         logged = self.worker_module.logged
-        note = (logged.specs(), self._extremes, self._states.note)
+        specs_here = {key: entry.spec for key, entry in logged.entries.items()}
+        note = (specs_here, self._extremes, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
         for _, extremes, _ in notes:
             update_extremes(self._extremes, extremes)
