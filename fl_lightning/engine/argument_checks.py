@@ -75,8 +75,10 @@ def check_arguments(arguments: dict[str, Any], types: dict[str, Any]) -> None:
             inside = False
         require(inside, f"trainer.{name}", arguments[name], hint)
 
-    of_types = (partial(check_literal, f"trainer.{name}", arguments.get(name), kind) for name, kind in types.items())
-    check_all([*(partial(check, name, *condition) for name, condition in RANGES.items()), *of_types])
+    checks = [partial(check, name, *condition) for name, condition in RANGES.items()]
+    for name, kind in types.items():
+        checks.append(partial(check_literal, f"trainer.{name}", arguments.get(name), kind))
+    check_all(checks)
 
 
 def check_literal(key: str, value: Any, kind: Any) -> None:

@@ -204,7 +204,7 @@ def follow_schedule(run: Run) -> None:
     def present(version: int) -> list[int]:
         return [k for k in run.backend.present(run, version) if training.num_batches(k)]
 
-    run.versions.follow(asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present))
+    run.versions.schedule = asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present)
     if trainer.max_rounds:
         run.versions.step(min(trainer.max_rounds, CHECKED) - 1)  # refuses too few clients
 

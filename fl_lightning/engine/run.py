@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from inspect import Parameter, signature
@@ -132,11 +132,11 @@ def update_or_failure(visit: Callable[[], Update]) -> Update | Exception:
 
 
 @cache
-def arguments_taken(function: Callable[..., Any]) -> Collection[str] | None:
-    """Return the names of the arguments of a function; None if it takes all."""
+def arguments_taken(function: Callable[..., Any]) -> set[str] | None:
+    """Return the names of the arguments of a function; None if it takes any."""
     parameters = signature(function).parameters
-    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return None if takes_all else {*parameters}
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_any else {*parameters}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,8 @@ class Run:
             plain = getattr(function, "__func__", function)
             if plain is not getattr(Callback, hook):
                 names = arguments_taken(plain)
-                self._call_one(callback, hook, **{key: named[key] for key in named if names is None or key in names})
+                taken = named if names is None else {name: named[name] for name in named if name in names}
+                self._call_one(callback, hook, **taken)
 
     def _call_one(self, callback: Callback, hook: str, *args: Any, **kwargs: Any) -> None:
         """Call a hook of a callback. An exception keeps its type and gets a note that names the callback."""

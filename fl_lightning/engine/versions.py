@@ -36,25 +36,24 @@ class Versions:
         server: the server.
         methods: the methods of the run.
         worker_module: the user's module in this process, from whose progress each visit begins.
+
+    Attributes:
+        schedule: gives the server steps; None in a synchronous run.
     """
 
     def __init__(self, server: Server, methods: MethodList, worker_module: WorkerModule) -> None:
         self.server, self.methods, self._worker_module = server, methods, worker_module
         self.kept: dict[int, Version] = {}
-        self._schedule: Iterator[ServerStep] | None = None
+        self.schedule: Iterator[ServerStep] | None = None
         self._steps: list[ServerStep] = []
         # of the present cohort, by client
         self._received: dict[int, int] = {}
 
-    def follow(self, schedule: Iterator[ServerStep]) -> None:
-        """Take the server steps from a schedule."""
-        self._schedule = schedule
-
     def step(self, round_: int) -> ServerStep:
         """Return the server step of a round."""
-        assert self._schedule is not None
+        assert self.schedule is not None
         while len(self._steps) <= round_:
-            self._steps.append(next(self._schedule))
+            self._steps.append(next(self.schedule))
         return self._steps[round_]
 
     def needed(self, round_: int) -> set[int]:
@@ -65,7 +64,7 @@ class Versions:
 
     def most_kept(self, rounds: Iterable[int]) -> int:
         """Return the largest number of versions that are kept in one of these rounds."""
-        if self._schedule is None:
+        if self.schedule is None:
             return 0
         return max((len(self.needed(round_)) for round_ in rounds), default=0)
 
@@ -75,7 +74,7 @@ class Versions:
         Raises:
             UsageError: a version is missing, since the run had another schedule before it was resumed.
         """
-        if self._schedule is None:
+        if self.schedule is None:
             return
         step, required_versions = self.step(round_), self.needed(round_)
         older = required_versions - {round_}

@@ -104,9 +104,11 @@ class Loaders:
             loader = self._images.of(as_client_loader(self.data.train_dataloader(k)))
             number = math.ceil(fraction * min(len(loader), math.inf if self.limit is None else self.limit))
         # the data may return the same loader again, and training may be in the middle of a pass over it
-        parts = [loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())]
-        of_parts = {id(part.generator): part.generator for part in parts if hasattr(part, "generator")}
-        generators, states = [part for part in of_parts.values() if isinstance(part, torch.Generator)], list[Tensor]()
+        generators, states = list[torch.Generator](), list[Tensor]()
+        for part in (loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())):
+            generator = getattr(part, "generator", None)
+            if isinstance(generator, torch.Generator) and generator not in generators:
+                generators.append(generator)
         batches: Iterator[Any] = iter(())
         count = 0
         try:

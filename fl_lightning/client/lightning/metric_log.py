@@ -94,8 +94,8 @@ class MetricLog:
         if weight is None:
             weight, is_mean = 1, entry.spec.on_epoch and entry.spec.kind == "mean"
             hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
-            known = not is_mean or isinstance(value, Metric)  # by Lightning's rule
-            require(known, f"self.log({name!r}, ..., batch_size=...)", None, hint)
+            suffices = not is_mean or isinstance(value, Metric)  # by Lightning's rule
+            require(suffices, f"self.log({name!r}, ..., batch_size=...)", None, hint)
         # tensors first: testing for a metric takes longer
         if isinstance(value, Tensor):
             if value.ndim:
