@@ -183,11 +183,11 @@ class Run:
         named = {"trainer": self.trainer, **arguments}
         for callback in self.callbacks:
             function = getattr(callback, hook)
-            plain = getattr(function, "__func__", function)
-            if plain is not getattr(Callback, hook):
-                names = arguments_taken(plain)
-                taken = named if names is None else {name: named[name] for name in named if name in names}
-                self._call_one(callback, hook, **taken)
+            function = getattr(function, "__func__", function)
+            if function is not getattr(Callback, hook):
+                names = arguments_taken(function)
+                kwargs = {name: named[name] for name in named if names is None or name in names}
+                self._call_one(callback, hook, **kwargs)
 
     def _call_one(self, callback: Callback, hook: str, *args: Any, **kwargs: Any) -> None:
         """Call a hook of a callback. An exception keeps its type and gets a note that names the callback."""
