@@ -50,12 +50,11 @@ def linked(line: str, links: Mapping[str, str], marks: Mapping[str, str]) -> str
 
 def sentence(part: tuple[str, str], standing: Standing) -> str:
     """Which rows differ from the baseline in a standing."""
-    differences = standing.frame["difference"]
-    groups = {"above": [], "below": []}
-    for method in standing.significant:
-        groups["above" if differences[method] > 0 else "below"].append(method)
-    texts = [f"{side} {standing.baseline}: {', '.join(names) or 'none'}" for side, names in groups.items()]
-    return f"**{', '.join(part)}**, of {differences.notna().sum()} methods, significantly {'; '.join(texts)}."
+    frame, texts = standing.frame, []
+    for side, excludes in (("above", frame["low"] > 0), ("below", frame["high"] < 0)):
+        names = [f"**{method}**" if method in standing.significant else method for method in frame.index[excludes]]
+        texts.append(f"{side} {standing.baseline}: {', '.join(names) or 'none'}")
+    return f"{', '.join(part)}, {frame['low'].count()} comparisons. Interval {'; '.join(texts)}."
 
 
 def coefficients(suite: Suite) -> list[list[str]]:

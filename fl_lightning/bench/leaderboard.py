@@ -98,7 +98,8 @@ class Standing:
     Attributes:
         frame: a line for each method from best to worst: its rank, the mean and deviation over the seeds, the paired
             difference to the baseline with its interval and p-value by Holm, and further numbers. A method with other
-            partitions than the baseline's, such as IID clients, has no rank and no difference.
+            partitions than the baseline's, such as IID clients, or without a run of each seed, has no rank and no
+            difference.
     """
 
     def __init__(self, suite: Suite, show: Show, numbers: pd.DataFrame) -> None:
@@ -107,7 +108,7 @@ class Standing:
         plans = numbers.pivot(index="seed", columns="method", values="plan")
         of_baseline = plans.get(self.baseline, pd.Series(index=plans.index, dtype=object))
         either_lacks = plans.isna().to_numpy() | of_baseline.isna().to_numpy()[:, None]
-        comparable = (plans.eq(of_baseline, axis=0) | either_lacks).all()
+        comparable = (plans.eq(of_baseline, axis=0) | either_lacks).all() & self._values.notna().all()
         runs = numbers.groupby("method", sort=False)
         frame = runs["value"].agg(["mean", "std"]).set_axis(["mean", "deviation"], axis=1)
         frame[["difference", "low", "high", "p"]] = math.nan
@@ -144,7 +145,7 @@ class Standing:
         reasons = {self.baseline: "the baseline"} if self.baseline in rivals.index else {}
         if len(rivals):
             distances = (rivals["mean"] - self.frame["mean"][label]).abs()
-            reasons |= {distances.idxmin(): "the nearest row", rivals.index[0]: "the best other row"}
+            reasons |= {distances.idxmin(): "the nearest mean", rivals.index[0]: "the best other mean"}
         return reasons
 
     def sentence(self, label: str) -> str:
@@ -152,7 +153,7 @@ class Standing:
         row, number = self.frame.loc[label], self.frame["rank"].count()
         text = f"{label}: {row['mean']:.2f} over {count(int(row['seeds']), 'seed')}"
         if pd.isna(row["rank"]):
-            return f"{text}, without a rank, since its partitions are not those of {self.baseline}"
+            return f"{text}, without a rank, since it lacks seeds, or has other partitions than {self.baseline}"
         parts = [f"{text}, rank {int(row['rank'])} of {number}"]
         for rival, reason in self.rivals(label).items():
             difference = self.difference(label, rival)
@@ -176,14 +177,22 @@ class Standing:
 
 
 def standings(
-    suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
+    suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], added: Collection[str] = ()
 ) -> dict[tuple[str, str], Standing]:
-    """Return the standing of each setting by each endpoint with a finished run."""
+    """Return the standing of each setting by each endpoint with a finished run.
+
+    Rows are compared over the seeds of the ``added`` ones alone, where these have finished runs.
+    """
     board = {}
     for endpoint, table in endpoints(suite):
         numbers = frame_of_runs(suite, table, cells, results)
         for setting, of_setting in numbers.groupby("setting", sort=False) if len(numbers) else ():
-            board[str(setting), endpoint] = Standing(suite, table.show, of_setting)
+            seeds = {*of_setting["seed"]}
+            for _, of_row in of_setting[of_setting["method"].isin(added)].groupby("method"):
+                seeds &= {*of_row["seed"]}
+            of_seeds = of_setting[of_setting["seed"].isin(seeds)]
+            if len(of_seeds):
+                board[str(setting), endpoint] = Standing(suite, table.show, of_seeds)
     return board
 
 
@@ -233,8 +242,13 @@ def write_leaderboard(
     for part, standing in board.items():
         tables.append(standing.table(", ".join(filter(None, part))))
         frames.append(standing.frame.reset_index().assign(setting=part[0], endpoint=part[1]))
+    legend = (
+        "Ranks are of the means over the seeds. Differences are paired, with Student's interval; p is corrected by "
+        "Holm for the rows of a table. Seconds are of the machines on which the rows ran. In the picture, marks are "
+        f"filled where p is below {1 - suite.confidence:.2g}."
+    )
     texts = {
-        "md": "\n".join(line for table in tables for line in markdown(table)),
+        "md": "\n".join([*(line for table in tables for line in markdown(table)), "", legend, ""]),
         "tex": "\n".join([PACKAGES, *latex_tables(tables)]),
         "csv": pd.concat(frames).to_csv(index=False),
     }

@@ -119,7 +119,6 @@ def run(args: Sequence[str]) -> int:
         suite, options.add = with_rows(suite, options.add)
         for label in options.rerun:
             require(label in suite.axes[AXIS], "--rerun", label, "is not a row of the suite; name one")
-        options.only = options.only or [f"{AXIS}={label}" for label in (*options.add, *options.rerun)]
     for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
         require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
@@ -147,7 +146,7 @@ def tuned_rows(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragme
         require(bool(space), "--tune", text, "give a key and its values, such as mu=0.1,1,10")
         values[key] = space
     searching = replace(suite, tune={**suite.tune, "search": dict.fromkeys(options.add, values)})
-    status = tune(argparse.Namespace(**{**vars(options), "only": [], "seeds": None, "trials": None}), searching, extra)
+    status = tune(argparse.Namespace(**{**vars(options), "seeds": None, "trials": None}), searching, extra)
     require(status == 0, "--tune", options.tune, "no trial of a row has succeeded; the lines above say why")
     # an earlier command may have tuned other rows there
     overrides = tuned_overrides(options.output / "tuned", suite.axes, set(map(file_part, options.add)))
@@ -162,6 +161,8 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     all_cells = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     selected = select([cell for cell in all_cells if cell.seed in seeds], options.only)
+    if options.add:
+        selected = [cell for cell in selected if cell.labels[AXIS] in (*options.add, *options.rerun)]
     finished_before = stored_with(suite)
     cells = [cell for cell in selected if cell.digest not in finished_before or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
@@ -251,7 +252,7 @@ def print_standings(
 ) -> list[Path]:
     """Print where the added rows stand in each setting, and write all standings; return the files."""
     results = results_of(study, cells, stored_with(suite))
-    board = standings(suite, cells, results)
+    board = standings(suite, cells, results, options.add)
     for part, standing in board.items():
         title = ", ".join(filter(None, part))
         labels = [label for label in options.add if label in standing.frame.index]
@@ -283,8 +284,8 @@ def expected_time(
     for cell in cells:
         of_setting = seconds_of_settings[setting_of(cell)] or [0.0]
         total += statistics.median(of_setting) * int(look_up(cell.config, "trainer.max_rounds", 10))
-    time = f"about {as_time(total / jobs)} if their rounds take as long as the other rows'" if total else "unknown time"
-    return f"{count(len(cells), 'cell')} to run, {time}"
+    time = f"about {as_time(total / jobs)}, if their rounds take as long as the other rows', and the start of each cell"
+    return f"{count(len(cells), 'cell')} to run, {time if total else 'unknown time'}"
 
 
 def setting_of(cell: Cell) -> str:
@@ -463,16 +464,15 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
     specs, output = read_tuning_specs(suite), options.output
     specs = [replace(spec, seeds=tuple(first_seeds(spec.seeds, options.seeds))) for spec in specs]
-    tuned = {f"{AXIS}={file_part(label)}": label for label in specs[0].search}
-    for pattern in options.only:
-        require(pattern in tuned, "--only", pattern, f"is not tuned; tuned methods: {', '.join(tuned)}")
-    searches, cells = list[Search](), dict[str, Cell]()
-    for name, label in tuned.items():
-        for spec in specs if name in (options.only or tuned) else ():
-            search = Search(suite, spec, label, options.scale, extra, options.trials)
-            searches.append(search)
-            name = ", ".join([f"tune.search.{label}", *search.setting])
-            cells[f"{suite.path}: {name}"] = search.first_cell()
+    every = list[Search]()
+    for label in specs[0].search:
+        every += (Search(suite, spec, label, options.scale, extra, options.trials) for spec in specs)
+    selected = {cell.name for cell in selected_cells([search.first_cell() for search in every], options.only)}
+    searches = [search for search in every if search.first_cell().name in selected]
+    cells = dict[str, Cell]()
+    for search in searches:
+        name = ", ".join([f"tune.search.{search.label}", *search.setting])
+        cells[f"{suite.path}: {name}"] = search.first_cell()
     check_jobs(options.jobs, cells.values())
     # a key or a metric that is not valid is refused before any trial runs
     check_cells(specs[0].metric, cells)

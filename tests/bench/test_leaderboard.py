@@ -70,13 +70,13 @@ def test_only_the_added_row_runs_and_its_rank_and_differences_are_those_by_hand(
     ended = bench(suite, "--add", "mine.yaml", "--output", "out", answer=answer)
     assert ended.status == 0
     # two rounds of half a second in each cell
-    assert ended.out.startswith("6 cells to run, about 6 s if")
+    assert ended.out.startswith("6 cells to run, about 6 s, if")
     assert ended.ran == [f"data={data},method=mine,seed={seed}" for seed in range(3) for data in "AB"]
     assert "A, global model: mine: 52.00 over 3 seeds, rank 2 of 4" in ended.out
     # the differences in the seeds are 10, 11, 12: Student's 97.5 % quantile with 2 degrees is 4.303
     assert "+11.00 (+8.52 to +13.48) against FedAvg, the baseline" in ended.out
-    assert "+6.00 (+3.52 to +8.48) against FedLC, the nearest row" in ended.out
-    assert "-9.00 (-11.48 to -6.52) against FedProx, the best other row" in ended.out
+    assert "+6.00 (+3.52 to +8.48) against FedLC, the nearest mean" in ended.out
+    assert "-9.00 (-11.48 to -6.52) against FedProx, the best other mean" in ended.out
     (table,) = (tmp_path / "out").glob("*.leaderboard.csv")
     frames = {part: of.set_index("method") for part, of in pd.read_csv(table).groupby(["setting", "endpoint"])}
     of_a = frames["A", "global model"]
@@ -105,7 +105,21 @@ def test_equal_cells_share_a_rank_and_repeating_the_command_runs_nothing(bench, 
     again = bench(suite, "--add", "Same.yaml", "--output", "out", answer=answer)
     assert len(first.ran) == 6 and again.ran == []
     for ended in (first, again):
-        assert "rank 1 of 4" in ended.out and "+0.00 against FedProx, the best other row" in ended.out
+        assert "rank 1 of 4" in ended.out and "+0.00 against FedProx, the best other mean" in ended.out
+
+
+def test_a_row_of_fewer_seeds_is_compared_over_these(bench, suite, tmp_path):
+    (tmp_path / "Same.yaml").write_text(yaml.safe_dump({"method": [{**MINE, "class_path": "Same"}]}))
+    ended = bench(suite, "--add", "Same.yaml", "--seeds", "2", "--output", "out", answer=answer)
+    assert len(ended.ran) == 4
+    assert "rank 1 of 4" in ended.out and "+0.00 against FedProx, the best other mean" in ended.out
+
+
+def test_only_restricts_added_rows_and_their_tuning(bench, suite):
+    arguments = ("--add", "mine.yaml", "--tune", "mu=0.1,1", "--only", "data=A", "--output", "out")
+    ended = bench(suite, *arguments, answer=answer)
+    assert ended.status == 0 and len(ended.ran) == 2 + 3
+    assert all("data=A" in name for name in ended.ran)
 
 
 def test_without_added_rows_the_finished_cells_are_shown_at_once(bench, suite):
