@@ -244,6 +244,18 @@ class MNIST(TorchvisionDataModule):
     mean, std = (0.1307,), (0.3081,)
     shape = (28, 1)
 
+    def prepare_data(self) -> None:
+        """Download the data set if ``download`` is set and its files are not there.
+
+        Raises:
+            UsageError: the download failed.
+        """
+        if self.download and not self.offline:
+            try:
+                self.read(Path(self.root))
+            except UsageError:
+                super().prepare_data()
+
     def read(self, root: Path) -> Images:
         folders = [root, root / self.original / "raw", root / self.original]
         arrays = []

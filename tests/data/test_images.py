@@ -10,7 +10,7 @@ from helpers.errors import refused
 from helpers.runs import ready
 from sklearn.datasets import load_digits
 
-from fl_lightning.data import CIFAR10, MNIST, Digits, NpyImages
+from fl_lightning.data import CIFAR10, MNIST, Digits, FashionMNIST, NpyImages
 
 
 @pytest.fixture
@@ -181,6 +181,12 @@ def test_cifar10_is_downloaded_by_prepare_data_only(monkeypatch):
     assert calls[2:] == [(True, False), (False, False)]
     black, _ = next(iter(data.train_dataloader(0)))
     torch.testing.assert_close(black.amax((0, 2, 3)), torch.tensor([-125.3 / 63.0, -123.0 / 62.1, -113.9 / 66.7]))
+
+
+def test_files_that_are_there_are_not_downloaded(monkeypatch, tmp_path):
+    monkeypatch.setattr("torchvision.datasets.FashionMNIST", None)
+    monkeypatch.setattr(FashionMNIST, "read", lambda self, root: root)
+    FashionMNIST(str(tmp_path), download=True).prepare_data()
 
 
 def test_a_failed_download_names_the_key_and_a_hint(monkeypatch, tmp_path):
