@@ -118,20 +118,32 @@ def specification(top: str) -> Any:
 
 # ------------------------------------------------------------------ source as a tree
 def parsed(text: bytes) -> ast.Module:
-    """Return source as a tree without docstrings; invalid source as one constant."""
+    """Return source as a tree; invalid source as one constant."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node, clean=False) is not None:
-                del node.body[0]
-        return tree
+        return ast.parse(text)
     return ast.Module([ast.Expr(ast.Constant(text + b"\n"))], [])
 
 
 def source_digest(tree: ast.Module) -> str:
-    """Return a digest of source without comments and layout."""
-    text = ast.unparse(tree).encode("utf-8", "backslashreplace")
+    """Return a digest of source without comments, docstrings and layout."""
+    text = repr(normalized_ast(tree)).encode("utf-8", "backslashreplace")
     return hashlib.sha256(text).hexdigest()[:DIGEST_LENGTH]
+
+
+def normalized_ast(value: Any) -> Any:
+    """Return a tree as nested tuples, without positions and docstrings.
+
+    Unlike ``ast.dump``, it leaves out empty fields, since each version of Python adds some.
+    """
+    if isinstance(value, list):
+        return tuple(map(normalized_ast, value))
+    if not isinstance(value, ast.AST):
+        return value
+    fields = dict(ast.iter_fields(value))
+    if isinstance(value, (ast.Module, *DEFINITIONS)) and ast.get_docstring(value, clean=False) is not None:
+        fields["body"] = fields["body"][1:]
+    filled = [name for name, inner in fields.items() if inner not in (None, [])]
+    return (type(value).__name__, *((name, normalized_ast(fields[name])) for name in filled))
 
 
 def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
