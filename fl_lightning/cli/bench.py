@@ -464,15 +464,18 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
     specs, output = read_tuning_specs(suite), options.output
     specs = [replace(spec, seeds=tuple(first_seeds(spec.seeds, options.seeds))) for spec in specs]
-    every = list[Search]()
+    first_cells = dict[str, tuple[Search, Cell]]()
     for label in specs[0].search:
-        every += (Search(suite, spec, label, options.scale, extra, options.trials) for spec in specs)
-    selected = {cell.name for cell in selected_cells([search.first_cell() for search in every], options.only)}
-    searches = [search for search in every if search.first_cell().name in selected]
-    cells = dict[str, Cell]()
-    for search in searches:
+        for spec in specs:
+            search = Search(suite, spec, label, options.scale, extra, options.trials)
+            cell = search.first_cell()
+            first_cells[cell.name] = search, cell
+    searches, cells = list[Search](), dict[str, Cell]()
+    for cell in selected_cells([cell for _, cell in first_cells.values()], options.only):
+        search, _ = first_cells[cell.name]
+        searches.append(search)
         name = ", ".join([f"tune.search.{search.label}", *search.setting])
-        cells[f"{suite.path}: {name}"] = search.first_cell()
+        cells[f"{suite.path}: {name}"] = cell
     check_jobs(options.jobs, cells.values())
     # a key or a metric that is not valid is refused before any trial runs
     check_cells(specs[0].metric, cells)
