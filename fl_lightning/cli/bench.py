@@ -326,11 +326,15 @@ def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
 def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:
     """Build the objects of cells by name."""
     configs = {name: cell.fragments for name, cell in cells.items()}
+    wrong = WorkerClient().check(metric, configs) if configs else {}
     lines = []
-    for line in grouped(WorkerClient().check(metric, configs).items()) if configs else ():
+    for line in grouped(wrong.items()):
         if "no 'val_fraction'" in line:
             line += "; give null as val_fraction, and the data module a val_dataloader"
         lines.append(line)
+    valid = [cell.name.rpartition(",")[0] for name, cell in cells.items() if name not in wrong]
+    if lines and 0 < len(valid) <= MOST_NAMES:
+        lines.append(f"{len(valid)} of {len(cells)} can run: --only {shlex.join(valid)}")
     if lines:
         raise UsageErrors(lines)
 

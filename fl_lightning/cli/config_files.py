@@ -126,7 +126,8 @@ def class_hint(value: str, names: Sequence[str], more_names: Sequence[str] = ())
 
 def no_argument(key: str, kind: str, name: str, names: Sequence[str]) -> str:
     """The line about an argument that a class lacks."""
-    return f"{key}: {kind} has no {name!r}; {near(name, [*names, 'class_path']) or f'it takes {choices(names, name)}'}"
+    hint = near(name, [*names, "class_path", "init_args"]) or f"it takes {choices(names, name)}"
+    return f"{key}: {kind} has no {name!r}; {hint}"
 
 
 def check_checkpoint(values: Mapping[str, Any]) -> None:

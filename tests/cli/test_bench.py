@@ -85,7 +85,10 @@ def test_configs_that_cannot_be_built_are_refused_before_any_cell_runs(bench, to
     monkeypatch.setattr(FakeWorkerClient, "check", check)
     ended = bench(toy, *args, "--seeds", 2)
     assert ended.status == 2 and not ended.out and not ended.ran and not (tmp_path / "runs").exists()
-    assert ended.err == f"error: method=FedProx,lr=0.1; method=FedProx,lr=0.2: {reason}\n"
+    assert ended.err == (
+        f"error: method=FedProx,lr=0.1; method=FedProx,lr=0.2: {reason}\n"
+        "error: 2 of 4 can run: --only method=FedAvg,lr=0.1 method=FedAvg,lr=0.2\n"
+    )
     assert bench(toy, "--only", "method=FedAvg").status == 0  # the others are not asked for
 
 

@@ -105,6 +105,7 @@ def test_a_metric_that_is_not_logged_is_refused_and_one_that_is_not_finite_fails
     ("change", "metric", "keys"),
     [
         ({"method": [{"class_path": "FedProx", "init_args": {"nu": 1}}]}, "test/accuracy", ["FedProx", "nu"]),
+        ({"method": [{"class_path": "FedProx", "init_arg": {"mu": 1}}]}, "test/accuracy", ["did you mean init_args?"]),
         ({"method": [{"class_path": "FedProx", "init_args": {"mu": -1}}]}, "test/accuracy", ["FedProx.mu=-1.0"]),
         ({"trainer": {"max_rounds": -1}}, "test/accuracy", ["trainer.max_rounds=-1"]),
         ({}, "test/acc", ["metric='test/acc'", "test/accuracy"]),
