@@ -11,6 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.client import Client
+from fl_lightning.core.clock import in_microseconds
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State
@@ -134,8 +135,9 @@ class RunContext:
         """Whether the arguments ask for an evaluation after this round, unless it is the last, which always has one."""
         if self.eval_every_seconds is None:
             return (self.server.round + 1) % self.eval_every_n_rounds == 0
-        before = self.history[-1]["clock/seconds"] if self.history else 0.0
-        return self.server.time // self.eval_every_seconds > before // self.eval_every_seconds
+        before = self.history[-1].get("clock/seconds", 0.0) if self.history else 0.0
+        every = max(1, in_microseconds(self.eval_every_seconds))
+        return self.server.microseconds // every > in_microseconds(before) // every
 
     @property
     def resumed(self) -> bool:

@@ -22,6 +22,11 @@ MICROSECONDS = 1_000_000
 MOST_LOST = 10_000
 
 
+def in_microseconds(seconds: float | None) -> float:
+    """Return seconds in whole microseconds, as durations have them; None, for no limit, is infinity."""
+    return math.inf if seconds is None else round(MICROSECONDS * seconds, 0)
+
+
 class Clock:
     r"""Simulated seconds of a client's visit.
 
@@ -181,8 +186,10 @@ class Buffered:
         while True:
             startable = sorted({*present(version)} - busy)
             while startable and len(training) < self.concurrency:
-                (place,) = sampler(seed, start, len(startable), 1)
-                client = startable.pop(place)
+                places = sampler(seed, start, len(startable), 1)
+                hint = "an asynchronous server starts one client at a time; give one id"
+                require(len(places) == 1, "trainer.sampler", places, hint)
+                client = startable.pop(places[0])
                 duration, outcome = plan_visit(client, counts[client], start)
                 visit = ScheduledVisit(client, version, time, time + duration, outcome.work)
                 heapq.heappush(training, (visit.ended, start, visit, outcome.lost is not None))

@@ -60,7 +60,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda mode: isinstance(mode, bool) or mode in MODES,
         f"pass true, false or one of {', '.join(MODES)}",
     ),
-    "min_clients": (lambda n: n >= 1, "pass 1 or more"),
+    "min_clients": (lambda n: n >= 0, "pass 0 or more"),
     "fast_dev_run": (lambda n: 0 <= n <= MOST, "pass true, false or a number of batches from 0"),
 }
 

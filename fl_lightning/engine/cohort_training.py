@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fl_lightning.core.clock import MICROSECONDS, ServerStep
+from fl_lightning.core.clock import ServerStep, in_microseconds
 from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.state import clone, select
 from fl_lightning.core.systems import SystemOutcome
@@ -117,7 +117,7 @@ def plan_round(run: Run, round_: int) -> RoundPlan:
         systems = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
     if clock is not None and clock.deadline is not None:
         for k, duration in visit_durations(run, round_, RoundPlan(systems)).items():
-            if duration > MICROSECONDS * clock.deadline:
+            if duration > in_microseconds(clock.deadline):
                 systems[k] = replace(systems[k], lost="late")
     return RoundPlan(systems)
 
@@ -141,8 +141,7 @@ def end_of_round(run: Run, round_: int, plan: RoundPlan) -> int:
         return plan.step.time
     deadline = run.trainer.clock.deadline if run.trainer.clock is not None else None
     longest = max(visit_durations(run, round_, plan).values(), default=0)
-    limit = math.inf if deadline is None else MICROSECONDS * deadline
-    return run.server.microseconds + round(min(longest, limit))
+    return run.server.microseconds + int(min(longest, in_microseconds(deadline)))
 
 
 def is_over(run: Run, round_: int) -> bool:
@@ -150,7 +149,7 @@ def is_over(run: Run, round_: int) -> bool:
     limit = run.trainer.max_seconds
     if round_ >= run.trainer.max_rounds or limit is None:
         return round_ >= run.trainer.max_rounds
-    return end_of_round(run, round_, plan_round(run, round_)) > MICROSECONDS * limit
+    return end_of_round(run, round_, plan_round(run, round_)) > in_microseconds(limit)
 
 
 def planned_rounds(run: Run, first: int) -> int:
@@ -443,7 +442,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             run.metrics.update({tag: counts[kind]})
     if failed:
         handle_failures(run, failed, errors, len(arrived))
-    idle = counts["visits"] == counts["idle"] and not failed
+    idle = counts["visits"] == counts["idle"] and not (failed and run.trainer.min_clients)
     # a smaller scale helps, down to the scale 1
     if not (idle or counts["stepped"] or (counts["lost"] and scaling is not None and scaling[0] >= 1)):
         model = type(run.client.module).__name__

@@ -69,8 +69,7 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         require(seconds is None, f"trainer.{name}", seconds, "simulated seconds need a clock; set trainer.clock")
     if trainer.clock is not None:
         trainer.clock.check(number)
-    if trainer.asynchronous is not None:
-        check_asynchronous(trainer, methods, number)
+    check_asynchronous(trainer, methods, number)
     if getattr(data, "is_remote", False):  # each site checks its data
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
@@ -91,16 +90,19 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
 
 def check_asynchronous(trainer: RunArguments, methods: MethodList, num_clients: int) -> None:
     """Refuse what an asynchronous server cannot do."""
-    key, clock, size = "trainer.asynchronous", trainer.clock, trainer.asynchronous.size if trainer.asynchronous else 0
+    key, clock, server = "trainer.asynchronous", trainer.clock, trainer.asynchronous
+    if server is None:
+        return
+    size, concurrency = server.size, server.concurrency
     require(clock is not None, "trainer.clock", clock, f"{key} needs the durations of visits; set a Clock")
     deadline = clock.deadline if clock is not None else None
     require(deadline is None, "trainer.clock.deadline", deadline, f"{key} has no rounds to end; set null")
     hint = f"{key} uses {count(size, 'client')} in a step, by its size; omit it"
     require(trainer.participation == 1, "trainer.participation", trainer.participation, hint)
     require(trainer.cohort_size is None, "trainer.cohort_size", trainer.cohort_size, hint)
-    require(
-        size <= num_clients, f"{key}.size", size, f"the data has {count(num_clients, 'client')}; use at most so many"
-    )
+    hint = f"the data has {count(num_clients, 'client')}; use at most so many"
+    require(size <= num_clients, f"{key}.size", size, hint)
+    require(concurrency <= num_clients, f"{key}.concurrency", concurrency, hint)
     fresh, single = list[str](), list[str]()
     for method in methods.methods:
         fresh += [type(method).__name__] * method.assumes_fresh

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Method
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
+from fl_lightning.methods.aggregation_rule import AggregationRule
 from fl_lightning.utilities.errors import require
 
 
-class FedAsync(Method):
+class FedAsync(AggregationRule):
     r"""Moves the global model towards the model of each arriving client, by less if its update is stale.
 
     :math:`\tau` is the number of server steps since the state with which client k began, and :math:`y_k` its model
@@ -37,10 +37,12 @@ class FedAsync(Method):
         after: b, at least 0.
 
     Raises:
-        UsageError: an argument is out of its range, a step has several clients, or the list has FedBuff.
+        UsageError: an argument is out of its range, a step has several clients, the list has FedBuff, or another
+            method's sums would pass by the rule.
     """
 
-    needs_exchange = True
+    name = "fedasync"
+    reads_weights = True
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class FedAsync(Method):
         self.alpha, self.decay, self.power, self.after = alpha, decay, power, after
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        super().setup(client, optimizer)
         hint = "both scale stale updates; keep one of them"
         require("fedbuff" not in client.methods.names, "FedAsync beside method", "FedBuff", hint)
 

@@ -36,6 +36,7 @@ class FedIT(Method):
     trains_a = True
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        super().setup(client, optimizer)
         who, trained = type(self).__name__, {*client.trainable}
         methods = client.methods.methods
         alike = [type(method).__name__ for method in methods if isinstance(method, FedIT)]

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import overrides
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State
 from fl_lightning.core.updates import Updates
+from fl_lightning.methods.aggregation_rule import AggregationRule
 from fl_lightning.methods.fedit import FedIT
 from fl_lightning.utilities.errors import require
 
 
-class HetLoRA(FedIT):
+class HetLoRA(FedIT, AggregationRule):
     r"""Averages LoRA adapters of clients whose ranks differ, each padded with zeros.
 
     The model has adapters of the largest rank R, and all clients have its scale s. Client k receives the first
@@ -43,8 +43,8 @@ class HetLoRA(FedIT):
             of the cohort has keeps its value.
 
     Raises:
-        UsageError: a rank is out of range, the optimizer has weight decay, as in :class:`FedIT`, or with ``norm``,
-            another method weights clients.
+        UsageError: a rank is out of range, the optimizer has weight decay, as in :class:`FedIT`, another method's sums
+            would pass by the padding, or with ``norm``, another method weights clients.
     """
 
     name = "hetlora"
@@ -54,7 +54,7 @@ class HetLoRA(FedIT):
         self, ranks: Sequence[int] = (1, 2, 4), weights: Literal["norm", "examples", "component"] = "norm"
     ) -> None:
         require(bool(ranks) and min(ranks) >= 1, "HetLoRA.ranks", ranks, "give ranks of 1 or more")
-        self.ranks, self.weights = ranks, weights
+        self.ranks, self.weights, self.reads_weights = ranks, weights, weights != "norm"
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         super().setup(client, optimizer)
@@ -66,10 +66,6 @@ class HetLoRA(FedIT):
             self.shapes |= {name: client.live[name].shape for name in (adapter.a, adapter.b)}
         decay = max(group.get("weight_decay", 0) for group in optimizer.param_groups)
         require(not decay, "HetLoRA with the client optimizer's weight_decay", decay, "use 0")
-        for method in client.methods.methods:
-            fits = self.weights != "norm" or not overrides(method, "client_weight")
-            hint = "it weights clients, too; set HetLoRA.weights to examples"
-            require(fits, "HetLoRA with method", type(method).__name__, hint)
 
     def rank(self, k: int) -> int:
         """The rank of client k."""
@@ -108,7 +104,7 @@ class HetLoRA(FedIT):
             masks = torch.stack([self.mask(name, k) for k in updates]).to(means)
             missing = torch.tensordot(p.to(means) / total, 1 - masks, 1)
             if self.weights == "component":
-                result[name] = means[1] / (1 - missing).where(masks.any(0), 1.0)
+                result[name] = means[1] / (1 - missing).where(masks[p > 0].any(0), 1.0)
             else:  # clients without a component count as zeros
                 result[name] = means[1] - missing * server.state[name].double()
         return result

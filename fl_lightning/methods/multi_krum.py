@@ -47,8 +47,13 @@ class MultiKrum(RobustRule):
         require(chosen is None or chosen >= 1, "MultiKrum.chosen", chosen, "give 1 or more, or null")
         self.f, self.chosen, self.reads_weights = f, chosen, weighting == "examples"
 
+    def on_fit_start(self, server: Server) -> None:
+        super().on_fit_start(server)
+        fits, hint = (self.chosen or 1) <= server.cohort_size, f"a round has {server.cohort_size}; give at most so many"
+        require(fits, "MultiKrum.chosen", self.chosen, hint)
+
     def least_cohort(self, f: int) -> int:
-        return 2 * f + 3 if f else max(1, self.chosen or 1)
+        return 2 * f + 3 if f else 1
 
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
         m = len(updates)

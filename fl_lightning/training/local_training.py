@@ -144,10 +144,7 @@ class LocalTraining:
 
     def steps(self, k: int, work: int | None = None) -> int:
         """Expected local steps of client ``k``."""
-        fit_progress = self.client.worker_module.fit_progress
-        if fit_progress.local_steps:
-            return work or fit_progress.local_steps
-        return self.num_batches(k) * (work or fit_progress.local_epochs)
+        return self.client.worker_module.fit_progress.at(0, self.num_batches(k), work).steps_now
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods, as a dry run."""

@@ -262,6 +262,7 @@ REFUSED = [
     ([LoRAProduct(), Local()], adapted(), ("LoRAProduct", "Local")),
     ([HetLoRA([2, 8])], adapted(), ("HetLoRA.ranks=[2, 8]", "rank 4")),
     ([HetLoRA([2])], adapted(sgd={"weight_decay": 0.1}), ("HetLoRA", "weight_decay=0.1")),
+    *(([HetLoRA([2], "examples"), other()], adapted(), ("HetLoRA", other.__name__)) for other in (SCAFFOLD, FedNova)),
     ([HetLoRA([2]), FedDisco()], adapted(), ("HetLoRA with method='FedDisco'",)),
     ([HetLoRA([2]), FedIT()], adapted(), ("method=['HetLoRA', 'FedIT']",)),
     ([FedExLoRA()], {**adapted(), "buffers": "local"}, ("FedExLoRA", "trainer.buffers=average")),
@@ -269,6 +270,8 @@ REFUSED = [
     # clients that may lie, of which there are four
     ([TrimmedMean(2)], {}, ("TrimmedMean", "f=2", "5", "trainer.cohort_size")),
     ([MultiKrum(1)], {}, ("MultiKrum", "f=1", "5")),
+    ([MultiKrum(0, chosen=5)], {}, ("MultiKrum.chosen=5", "4")),
+    ([FedNova(), FedAsync()], {"cohort_size": 1}, ("FedAsync", "FedNova")),
     ([NNM(2)], {}, ("NNM", "f=2", "5")),
     ([SCAFFOLD(), TrimmedMean()], {}, ("TrimmedMean", "SCAFFOLD")),
     ([MultiKrum(), FedNova()], {}, ("MultiKrum", "FedNova")),

@@ -8,11 +8,12 @@ from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 
 from fl_lightning import Method, ServerValue
+from fl_lightning.callbacks.measurement import PeriodicCallback
 from fl_lightning.core.clock import Buffered, Clock
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data.partitioners import IID
 from fl_lightning.engine.commands.doctor import as_text
-from fl_lightning.methods import IFCA, SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, FedProx
+from fl_lightning.methods import IFCA, SCAFFOLD, DPFedAvg, FedAsync, FedBuff, FedDyn, FedExP, FedProx
 from fl_lightning.utilities.errors import ClientError
 
 CLOCK = Clock(spread=0.7, jitter=0.2)
@@ -230,6 +231,29 @@ def test_the_run_ends_before_the_first_step_that_is_too_late(tmp_path):
     assert [row["clock/seconds"] for row in rounds] == [2.0, 4.0]
 
 
+class AtTheEnd(PeriodicCallback):
+    """Notes the rounds in which it measures, and the last one whose accuracy it sees."""
+
+    def __init__(self):
+        super().__init__(every_n_rounds=None)
+        self.rounds, self.evaluated = [], []
+
+    def measure(self, trainer):
+        self.rounds.append(trainer.server.round)
+
+    def on_round_end(self, trainer):
+        super().on_round_end(trainer)
+        self.evaluated += [trainer.server.round] * ("test/accuracy" in trainer.metrics)
+
+
+@pytest.mark.parametrize("asynchronous", [None, BY_TWO])
+def test_callbacks_know_the_last_round_of_simulated_seconds(tmp_path, asynchronous):
+    at_the_end = AtTheEnd()
+    how = {"max_seconds": 20.0, "callbacks": [at_the_end], "eval_every_n_rounds": 1000}
+    _, history = run(tmp_path, asynchronous=asynchronous, max_rounds=1000, **how)
+    assert at_the_end.rounds == at_the_end.evaluated == [len(history) - 1]
+
+
 @pytest.mark.parametrize("asynchronous", [None, BY_TWO])
 def test_doctor_counts_the_rounds_of_simulated_seconds(tmp_path, asynchronous):
     how = {"max_rounds": 1000, "max_seconds": 60.0, "clock": CLOCK, "asynchronous": asynchronous}
@@ -251,6 +275,24 @@ def test_the_first_step_after_each_multiple_of_seconds_is_evaluated(tmp_path):
     run(tmp_path / "resumed", eval_every_seconds=every, max_rounds=4)
     _, rows = run(tmp_path / "resumed", eval_every_seconds=every, ckpt_path="last")
     assert ["test/accuracy" in row for row in rows[4:]] == ["test/accuracy" in row for row in history[4:]]
+
+
+def test_whole_microseconds_are_compared(tmp_path):
+    """1e6 * 2.01 is below 2010000, and 0.3 // 0.1 is 2."""
+    how = {"local_steps": 1, "asynchronous": None, "max_rounds": 7, "eval_every_seconds": 0.1}
+    _, history = run(tmp_path / "every", clock=Clock(step_seconds=0.1), **how)
+    assert all("test/accuracy" in row for row in history)
+    _, history = run(tmp_path / "limit", clock=Clock(step_seconds=2.01, deadline=2.01), max_seconds=2.01, **how)
+    assert [(row["clients/late"], row["clock/seconds"]) for row in history] == [(0, 2.01)]
+
+
+def test_a_step_whose_only_client_fails_changes_nothing_if_no_client_must_succeed(tmp_path):
+    how = {"asynchronous": Buffered(4, 1), "max_rounds": 16, "on_client_error": "skip", "local_steps": 1}
+    with warned("no update arrives"):
+        _, history = run(tmp_path / "none", [FedAsync(), Fails()], min_clients=0, **how)
+    assert {row["clients"] for row in history} == {0, 1} and len(history) == 16
+    with warned("skipped: client 1"), refused("trainer.min_clients=1", kind=ClientError):
+        run(tmp_path / "one", [FedAsync(), Fails()], **how)
 
 
 def test_doctor_counts_the_versions(tmp_path):
@@ -278,6 +320,8 @@ class SendsState(Method):
         ({"clock": None, "asynchronous": None, "eval_every_seconds": 9.0}, ["trainer.eval_every_seconds", "clock"]),
         ({"clock": Clock(deadline=9.0)}, ["trainer.clock.deadline=9.0"]),
         ({"asynchronous": Buffered(9, 7)}, ["trainer.asynchronous.size=7", "6"]),
+        ({"asynchronous": Buffered(9, 2)}, ["trainer.asynchronous.concurrency=9", "6"]),
+        ({"sampler": lambda seed, start, number, size: [0, 1]}, ["trainer.sampler=[0, 1]"]),
         ({"cohort_size": 3}, ["trainer.cohort_size=3"]),
         ({"participation": 0.5}, ["trainer.participation=0.5"]),
         ({"systems": SystemsHeterogeneity(available={"0-4": [[0, 1]]})}, ["trainer.asynchronous.size=2"]),

@@ -3,7 +3,8 @@
 from itertools import pairwise
 
 import pytest
-from helpers.errors import refused
+from helpers.errors import refused, warned
+from helpers.quadratics import Quadratic, repeated_rows
 from helpers.runs import assert_same_bits, ready, small_data, small_model, small_trainer
 from helpers.tiny import variant
 
@@ -35,6 +36,38 @@ def test_a_round_takes_as_long_as_its_slowest_client(tmp_path):
     _, history = run(tmp_path, Clock(step_seconds=0.5, speed=SPEED), local_epochs=2)
     round_seconds = 0.5 * 10.0 * 2 * batches(3)
     assert seconds(history) == [round_seconds, 2 * round_seconds, 3 * round_seconds]
+
+
+def test_a_round_counts_the_steps_that_its_clients_take(tmp_path):
+    steps = []
+
+    class Steps(Method):
+        def on_client_end(self, client):
+            steps.append(client.num_steps)
+
+    how = {"max_rounds": 1, "clients_per_step": 1, "clock": Clock(), "accumulate_grad_batches": 2}
+    for options in ({}, {"local_epochs": 2}, {"local_steps": 3}):
+        steps.clear()
+        trainer = small_trainer(tmp_path, **how, **options)
+        trainer.fit(small_model(), small_data(num_clients=4, partitioner=IID()), Steps())
+        assert trainer.metrics["clock/seconds"] == max(steps) == min(steps)
+
+
+def test_a_client_without_a_batch_takes_no_time(tmp_path):
+    clock = Clock(speed={0: 1.0, 1: 50.0})
+    data = repeated_rows([[1.0], [2.0]], [3, 0])
+    trainer = small_trainer(tmp_path, max_rounds=1, local_steps=2, clock=clock)
+    with warned("no training batch"):
+        trainer.fit(Quadratic(), data)
+    assert trainer.metrics["clock/seconds"] == 2.0
+
+
+def test_a_run_may_get_a_clock_when_it_resumes(tmp_path):
+    run(tmp_path, max_rounds=1)
+    trainer = small_trainer(tmp_path, max_rounds=3, clock=Clock(latency=1.0), eval_every_seconds=1.0)
+    data = small_data(num_clients=4, partitioner=IID())
+    history = trainer.fit(small_model(), data, ckpt_path="last", allow_changes=True).history
+    assert ["test/accuracy" in row for row in history] == [True] * 3
 
 
 def test_latency_and_bytes_take_time(tmp_path):

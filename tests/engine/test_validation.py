@@ -45,7 +45,7 @@ WRONG = {
     "on_client_error": ["ignore"],
     "server_optimizer_scope": ["all"],
     "threads_per_worker": [0],
-    "min_clients": [0],
+    "min_clients": [-1],
     "devices": [0, "-2", "two", None, 1.5, [], 100_000],
     "timeout": [0],
     "workers_per_device": [0, 2],

@@ -58,6 +58,11 @@ class FitProgress:
         return sum(map(self._steps_of, self.passes))
 
     @property
+    def steps_now(self) -> int:
+        """Optimizer steps of the current visit."""
+        return sum(map(self._steps_of, self.passes_now))
+
+    @property
     def current_epoch(self) -> int:
         """Epochs before this one: r * E and the epochs of this visit."""
         return self.round * (self.local_epochs if self.local_steps is None else len(self.passes)) + self.epoch

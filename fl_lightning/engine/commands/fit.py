@@ -11,7 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.distributed.launcher import show_idle_cores
 from fl_lightning.engine.checkpointing import checkpoint_to_resume, restore_callbacks, restore_run, save_run
-from fl_lightning.engine.cohort_training import follow_schedule, is_over
+from fl_lightning.engine.cohort_training import follow_schedule, planned_rounds
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
 from fl_lightning.engine.model_io import check_storable, load_weights, save_model
@@ -24,6 +24,7 @@ from fl_lightning.storage.hyperparameters import of_config, only_plain, plain_ar
 from fl_lightning.storage.loggers import add_to_page, log_hyperparams
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.run_folder import naming_the_file
+from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import OF_OWN_MODELS
 
 # arguments of the command that do not define the run
@@ -34,10 +35,11 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
     """Run all rounds from the module's or the given weights, or the rounds after a checkpoint."""
     try:
         source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+        rounds = rounds_to_play(run, checkpoint["round"])
     except BaseException:  # a notebook may resume the run after a refusal
         run.folder.release()
         raise
-    with run.folder.needing_room(run.server):
+    with run.folder.needing_room(run.server), patched(run.trainer, max_rounds=rounds):
         run.folder.open(source, run.metrics.history)
         folder = run.folder.shared = run.workers.gather(run.folder.path, "folder of the run")[0]
         if source is not None and run.folder.resumed and folder is not None:
@@ -112,14 +114,19 @@ def begin_fit(run: Run, fresh: bool) -> None:
         run.trainer.warn(f"{number} submodules of the model are in evaluation mode, and stay in it while it is trained")
 
 
+def rounds_to_play(run: Run, first: int) -> int:
+    """Return the number of rounds, by ``max_rounds`` and ``max_seconds``; warn if ``first`` is beyond the last one."""
+    trainer, rounds = run.trainer, planned_rounds(run, first)
+    if first >= trainer.max_rounds:
+        reason = f"the checkpoint has {first}, nothing is trained" if first else "nothing is trained; set 1 or more"
+        trainer.warn(f"trainer.max_rounds={trainer.max_rounds}: {reason}")
+    elif first >= rounds:
+        trainer.warn(f"trainer.max_seconds={trainer.max_seconds}: round {first} ends later, nothing is trained")
+    return rounds
+
+
 def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
-    if first >= run.trainer.max_rounds:
-        reason = f"the checkpoint has {first}, nothing is trained" if first else "nothing is trained; set 1 or more"
-        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: {reason}")
-    elif is_over(run, first):
-        run.trainer.warn(f"trainer.max_seconds={run.trainer.max_seconds}: round {first} ends later, nothing is trained")
-        return
     signals, saved = run.workers.signals, first
     signals.install()
     for round_ in range(first, run.trainer.max_rounds):
