@@ -7,6 +7,7 @@ from helpers.errors import refused, warned
 from helpers.lora import effective, lora_model
 from helpers.quadratics import repeated_rows
 from helpers.runs import assert_same_bits, differs, small_data
+from helpers.tiny import variant
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import SGD
@@ -472,6 +473,14 @@ def test_two_clients_of_different_ranks_by_hand(run, weights):
             torch.testing.assert_close(state[entry], wanted, atol=1e-9, rtol=0)
     if weights == "component":  # that client's alone
         torch.testing.assert_close(state[A][1], RANKS[1][0][1], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("weights", ["examples", "component"])
+def test_a_client_of_weight_0_moves_no_component(run, weights):
+    first_only = variant(Method, client_weight=lambda self, client: float(client.info.id == 0))()
+    product, state, _ = aggregate(run, [HetLoRA([1, 2], weights), first_only], RANKS)
+    torch.testing.assert_close(product, RANKS[0][1] @ RANKS[0][0], atol=1e-12, rtol=0)
+    assert state[A].isfinite().all()
 
 
 @pytest.mark.parametrize("weights", HET)
