@@ -49,7 +49,8 @@ class MultiKrum(RobustRule):
 
     def on_fit_start(self, server: Server) -> None:
         super().on_fit_start(server)
-        fits, hint = (self.chosen or 1) <= server.cohort_size, f"a round has {server.cohort_size}; give at most so many"
+        hint = f"a round has {server.cohort_size} clients; give at most so many"
+        fits = (self.chosen or 1) <= server.cohort_size or server.num_clients == 1  # one client, or one site
         require(fits, "MultiKrum.chosen", self.chosen, hint)
 
     def least_cohort(self, f: int) -> int:
