@@ -136,8 +136,7 @@ class FederatedTrainer(RunArguments):
         default_root_dir: folder of all runs; None is ``runs``.
         name: folder of this run's versions; None names it after the methods.
         on_client_error: reaction to a failing client: ``raise`` its error, or ``skip`` the client and warn.
-        min_clients: fewest clients of a cohort that must succeed under ``on_client_error=skip``; with 0 a round in which
-            all fail changes nothing.
+        min_clients: fewest clients of a cohort that must succeed under ``on_client_error=skip``; 0 goes on if all fail.
         systems: simulates clients that drop out, stragglers, and clients that are sometimes absent, as in the papers of
             FedProx and FedNova; None lets all clients do all of their work.
         clock: simulated seconds of the clients' visits, so that methods can be compared by time; None has no clock.

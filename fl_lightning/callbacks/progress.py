@@ -42,11 +42,7 @@ class ProgressBar(Callback):
         if self._speaks:
             self._say(first_line(trainer))
         if self._speaks and sys.stderr.isatty():
-            if trainer.max_seconds is None:
-                self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
-            else:
-                time_before = trainer.server.time
-                self._rounds = tqdm(total=trainer.max_seconds, initial=time_before, desc="simulated seconds", unit="s")
+            self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
     def on_round_start(self, trainer: RunContext) -> None:
         if self._rounds is not None:
@@ -63,7 +59,7 @@ class ProgressBar(Callback):
     def on_round_end(self, trainer: RunContext) -> None:
         if self._clients is not None:
             self._clients.close()
-            self._rounds.update(1 if trainer.max_seconds is None else trainer.server.time - self._rounds.n)
+            self._rounds.update()
         if self._speaks and (trainer.evaluation_is_due or final_names(trainer.metrics)):
             self._say_round(trainer)
 
@@ -94,7 +90,7 @@ class ProgressBar(Callback):
             self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {address}")
         self._said = trainer.server.round
         seconds = (time.perf_counter() - self._began) / (self._said + 1 - self._first)
-        self._say(round_line(trainer.metrics, self._said, trainer.max_rounds, seconds, trainer.max_seconds))
+        self._say(round_line(trainer.metrics, self._said, trainer.max_rounds, seconds))
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk does not end a run
@@ -115,7 +111,7 @@ def first_line(trainer: RunContext) -> str:
     datamodule = type(getattr(trainer.data, "datamodule", trainer.data)).__name__
     length = count(trainer.max_rounds - len(trainer.history), "round")
     if trainer.max_seconds is not None:
-        length = f"{trainer.max_seconds - trainer.server.time:g} simulated seconds"
+        length += f" in {trainer.max_seconds - trainer.server.time:g} simulated seconds"
     where = f"results in {trainer.run_dir}" if trainer.run_dir else "without a folder"
     return f"{methods}: {model} on {datamodule}, {length}, {where}"
 
@@ -131,19 +127,12 @@ def summaries(trainer: RunContext) -> list[str]:
     return [text for callback in callbacks if (text := callback.summary_of_fit())]
 
 
-def round_line(
-    metrics: Mapping[str, float], round_: int, rounds: int, seconds: float, limit: float | None = None
-) -> str:
-    """Return the line of a round: metrics, mean ``seconds`` of a round so far, and the remaining time.
-
-    The run has at most ``rounds``, and ends at the ``limit`` of the simulated seconds.
-    """
+def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:
+    """Return the line of a round: metrics, mean ``seconds`` of a round so far, and the remaining time."""
     texts = [f"{name} {format_value(name, metrics[name])}" for name in names_to_show(metrics)]
-    head, rounds_left = f"round {round_}/{rounds - 1}", float(rounds - 1 - round_)
-    if limit is not None:
-        simulated = metrics["clock/seconds"]
-        head = f"round {round_}, {simulated:.5g}/{limit:g} simulated seconds"
-        rounds_left = min(rounds_left, (round_ + 1) * (limit - simulated) / simulated)
+    head, rounds_left = f"round {round_}/{rounds - 1}", rounds - 1 - round_
+    if "clock/seconds" in metrics:
+        head = f"{head}, {metrics['clock/seconds']:.5g} simulated seconds"
     texts.append(f"{seconds:.2g} s a round")
     if rounds_left >= 1:
         texts.append(f"{tqdm.format_interval(seconds * rounds_left)} left")

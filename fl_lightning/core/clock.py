@@ -181,7 +181,6 @@ class Buffered:
         busy, counts = set[int](), Counter[int]()
         training: list[tuple[int, int, ScheduledVisit, bool]] = []
         buffer: list[ScheduledVisit] = []
-        steps: list[ServerStep] = []
         time = start = num_lost = version = 0
         while True:
             startable = sorted({*present(version)} - busy)
@@ -210,8 +209,6 @@ class Buffered:
                 buffer.append(visit)
                 if len(buffer) == self.size:
                     in_flight = tuple(visit.version for _, _, visit, _ in training)
-                    steps.append(ServerStep(time, tuple(buffer), in_flight, num_lost))
+                    yield ServerStep(time, tuple(buffer), in_flight, num_lost)
                     busy -= {visit.client for visit in buffer}
                     buffer, num_lost, version = [], 0, version + 1
-            yield from steps
-            steps = []

@@ -93,15 +93,15 @@ def test_a_run_of_simulated_seconds_says_how_many_of_them_are_over(tmp_path, mon
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     fit(tmp_path, max_rounds=1000, max_seconds=7.0, clock=Clock(step_seconds=0.0, latency=2.0))
     heading, *lines = re.split("[\r\n]+", terminal.getvalue())
-    assert "7 simulated seconds" in heading and "1000" not in terminal.getvalue()
+    assert "3 rounds in 7 simulated seconds" in heading and "1000" not in terminal.getvalue()
     texts = [re.sub(r": .*round", "", line) for line in lines if line.startswith("round ") and ": test/" in line]
     assert [text.split(",")[:2] for text in texts] == [
-        ["round 0", " 2/7 simulated seconds"],
-        ["round 1", " 4/7 simulated seconds"],
-        ["round 2", " 6/7 simulated seconds"],
+        ["round 0/2", " 2 simulated seconds"],
+        ["round 1/2", " 4 simulated seconds"],
+        ["round 2/2", " 6 simulated seconds"],
     ]
     assert [" left" in text for text in texts] == [True, True, False]
-    assert re.search(r"simulated seconds:.*6.*/7", terminal.getvalue())
+    assert re.search(r"rounds: 100%.*3/3", terminal.getvalue())
 
 
 @pytest.mark.vectorized
