@@ -11,8 +11,8 @@ from fl_lightning.core.server import Server
 from fl_lightning.methods.fedbuff import FedBuff
 from fl_lightning.utilities.errors import require
 
-# methods whose sums over the clients move the model, and pass by the rule
-MOVED_BY_SUMS = ("SCAFFOLD", "FedDyn", "FedNova", "FedExP", "LoRAProduct", "FedExLoRA")
+# names of methods whose sums over the clients move the model, and pass by the rule; subclasses inherit them
+MOVED_BY_SUMS = ("scaffold", "feddyn", "fednova", "fedexp", "loraproduct", "fedexlora")
 
 
 class AggregationRule(Method):
@@ -30,7 +30,7 @@ class AggregationRule(Method):
         for method in client.methods.methods:
             name, key = type(method).__name__, f"{kind} with method"
             hint = "its sums would pass by the rule; take one of them out"
-            require(name not in MOVED_BY_SUMS, key, name, hint)
+            require(method.name not in MOVED_BY_SUMS, key, name, hint)
             hint = "the rule ignores the clients' weights; take one of them out"
             weighs = overrides(method, "client_weight") and not isinstance(method, FedBuff)  # whose weights are equal
             require(self.reads_weights or not weighs, key, name, hint)

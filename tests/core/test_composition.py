@@ -8,7 +8,7 @@ from helpers.errors import refused
 from helpers.lora import lora_model
 from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_finite, plain_sgd_model, small_data
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
@@ -274,6 +274,7 @@ REFUSED = [
     ([FedNova(), FedAsync()], {"cohort_size": 1}, ("FedAsync", "FedNova")),
     ([NNM(2)], {}, ("NNM", "f=2", "5")),
     ([SCAFFOLD(), TrimmedMean()], {}, ("TrimmedMean", "SCAFFOLD")),
+    ([variant(FedNova)(), TrimmedMean()], {}, ("TrimmedMean", "FedNovaVariant")),
     ([MultiKrum(), FedNova()], {}, ("MultiKrum", "FedNova")),
     ([GeometricMedian(), FedDyn()], {}, ("GeometricMedian", "FedDyn")),
     ([FedExP(), CenteredClipping()], {}, ("FedExP", "CenteredClipping")),
