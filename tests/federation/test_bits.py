@@ -135,6 +135,7 @@ ASYNCHRONOUS = {"class_path": "Buffered", "init_args": {"concurrency": 2}}
         ([GLOBAL_PRIOR], {}, "LogitAdjustment"),
         (["SignFlip"], {}, "method='SignFlip'"),
         ([], {"clock": {"class_path": "Clock"}, "asynchronous": ASYNCHRONOUS}, "trainer.clock"),
+        ([], {"min_clients": 0}, "trainer.min_clients=0"),
     ],
 )
 def test_what_sites_cannot_know_or_should_not_do_is_refused(tmp_path, methods, options, named):
