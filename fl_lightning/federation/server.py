@@ -443,9 +443,8 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
 
 def check_suits(trainer: Any) -> None:
     """Refuse arguments that need the clients' data, or that simulate the behaviour of real sites."""
-    require(
-        trainer.min_clients > 0, "trainer.min_clients", trainer.min_clients, "a round waits for sites; pass 1 or more"
-    )
+    hint = "a round waits for sites; pass 1 or more"
+    require(trainer.min_clients > 0, "trainer.min_clients", trainer.min_clients, hint)
     hint = "it simulates dropout and delays, which real sites have anyway; remove it"
     require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
     require(trainer.clock is None, "trainer.clock", type(trainer.clock).__name__, hint)
