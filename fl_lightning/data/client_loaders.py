@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Sampler, SubsetRandomSampler
 
 from fl_lightning.data.augmentation import Augmentation
 from fl_lightning.data.transfer import transferred
@@ -146,6 +148,16 @@ def without_singles(datamodule: Any) -> str:
     has_option = hasattr(datamodule, "drop_last")
     option = "data.drop_last=singletons" if has_option else "drop_last=True in the training loader"
     return f"give {option}, or another batch size"
+
+
+def rows_of(loader: DataLoader) -> np.ndarray | None:
+    """Return the rows of its data set that a loader gives, ascending; None if only its sampler knows them."""
+    number = sized_len(loader.dataset)
+    if number is None or not loader.batch_size:
+        return None
+    if isinstance(loader.sampler, SubsetRandomSampler):
+        return np.unique(np.array([int(index) for index in loader.sampler.indices], np.int64) % number)
+    return np.arange(number) if sized_len(loader.sampler) == number else None
 
 
 def leaves_of(loaders: Any) -> Iterator[Any]:
@@ -359,6 +371,13 @@ class Batches(IndexedLoader):
         """
         how: dict[str, Any] = {"mean": self.mean, "std": self.std, "noise": self.noise if noise else 0.0}
         return Batches(self.images, self.labels, self.rows, self.batch_size, **how)
+
+    def share(
+        self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
+    ) -> Iterator[tuple[int, Any]]:
+        """The batches of one worker; the noise of a batch follows that of the batches before it, of any worker."""
+        dealt = (0, 1) if self.noise else (rank, size)
+        return (pair for pair in super().share(*dealt, limit, channels_last) if pair[0] % size == rank)
 
     def gather(self, rows: Tensor, channels_last: bool = False) -> tuple[Tensor, Tensor]:
         """A batch of any rows ``(m,)``; augmentation and noise draw from :attr:`generator`."""

@@ -40,6 +40,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     def __init__(self, num_clients: int = 10, partitioner: Partitioner | None = None) -> None:
         super().__init__()
         require(num_clients >= 1, "data.num_clients", num_clients, "give 1 or more")
+        hint = "give a Partitioner; a function becomes the method __call__ of a subclass"
+        require(isinstance(partitioner, Partitioner | None), "data.partitioner", type(partitioner).__name__, hint)
         self.num_clients = num_clients
         self.partitioner = partitioner or IID()
 
@@ -69,10 +71,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         hint = f"there are {len(labels)} training samples, give at most that number"
         require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, hint)
         kind, deal = type(self.partitioner).__name__, self.partitioner
-        hint = "it needs one integer label for each example, but the data set has none; "
-        labels_suffice = labelled or not getattr(deal, "needs_labels", True)
-        require(labels_suffice, "data.partitioner", kind, hint + "choose IID, QuantityDirichlet or ByDomain")
-        needs = getattr(deal, "needs_domains", False)
+        hint = "it needs integer labels, but the data set has none; choose IID, QuantityDirichlet or ByDomain"
+        require(labelled or not deal.needs_labels, "data.partitioner", kind, hint)
+        needs = deal.needs_domains
         hint = f"{type(self).__name__} has no domains; choose a partitioner that needs none, such as Dirichlet"
         require(domains is not None or not needs, "data.partitioner", kind, hint)
         parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *((domains,) if needs else ()))
@@ -98,7 +99,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         Clients are made of domains where they hold one each, or where the partitioner deals domains out.
         """
         domains = [] if self.plan.domains is None else np.unique(self.plan.domains[self.plan.parts[k]]).tolist()
-        by_domain = len(domains) == 1 or getattr(self.partitioner, "needs_domains", False)
+        by_domain = len(domains) == 1 or self.partitioner.needs_domains
         return domains if by_domain else []
 
     def own_test_rows(self, k: int, labels: Callable[[], np.ndarray], domains: np.ndarray | None) -> np.ndarray:
@@ -274,6 +275,8 @@ class ImageDataModule(FederatedDataModule):
         hint = "the data set has its own validation images; remove val_fraction"
         require(dataset.val_rows is None or not self.val_fraction, "data.val_fraction", self.val_fraction, hint)
         train, val = held_out(train, dataset.train_labels, self.val_fraction)
+        hint = f"it holds out none of {len(train)} images; give a larger share, or 0"
+        require(len(val) > 0 or not self.val_fraction, "data.val_fraction", self.val_fraction, hint)
         val = val if dataset.val_rows is None else dataset.val_rows
         self._train = (torch.from_numpy(dataset.train_images), torch.from_numpy(dataset.train_labels.astype(np.int64)))
         self._test = (torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels.astype(np.int64)))
@@ -313,13 +316,12 @@ class ImageDataModule(FederatedDataModule):
         return Batches(*self._test, rows, self.eval_batch_size, noise=noise, **self._scale())
 
     def test_dataloaders_by_domain(self) -> dict[str, Batches]:
-        """The test images of each domain, by its name; empty without domains."""
+        """The test images of each domain that has any, by its name; empty without domains."""
         return self._by_domain(self._test, self._test_rows, self._test_domains)
 
     def val_dataloaders_by_domain(self) -> dict[str, Batches]:
         """The validation images of each domain that has any, by its name; empty without domains."""
-        loaders = self._by_domain(self._train, self._val_rows, self._train_domains)
-        return {name: loader for name, loader in loaders.items() if len(loader)}
+        return self._by_domain(self._train, self._val_rows, self._train_domains)
 
     def inference_arguments(self) -> dict[str, Any]:
         """The arguments by which an image becomes an input, with the measured values, for ``model.ckpt``."""
@@ -333,7 +335,7 @@ class ImageDataModule(FederatedDataModule):
         names = self.plan.domain_names if row_domains is not None else ()
         parts = {name: rows[torch.from_numpy(row_domains == i)] for i, name in enumerate(names)}
         make = partial(Batches, *images, batch_size=self.eval_batch_size, **self._scale())
-        return {name: make(rows=part) for name, part in parts.items()}
+        return {name: make(rows=part) for name, part in parts.items() if len(part)}
 
     def _noise(self, k: int) -> float:
         return self.client_noise * k / max(self.num_clients - 1, 1)

@@ -478,7 +478,7 @@ def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: 
 
 def natural_order(names: set[str]) -> list[str]:
     """Sort names alphabetically, or by value where all are whole numbers."""
-    return sorted(names, key=int) if all(map(str.isdecimal, names)) else sorted(names)
+    return sorted(sorted(names), key=int) if all(map(str.isdecimal, names)) else sorted(names)  # 01 before 1
 
 
 def read_csv_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[dict[str, str]]]:

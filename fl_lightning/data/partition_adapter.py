@@ -22,6 +22,7 @@ from torch.utils.data import (
 
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.seeding import base_seed, rng_scope
+from fl_lightning.data.client_loaders import rows_of
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import class_names_of, dataset_labels, domains_of
 from fl_lightning.data.partitioners import Partitioner
@@ -222,7 +223,7 @@ class Partitioned(FederatedDataModule):
         domains, names = domains_of(dataset, self.domains), list[str]()
         name = self.domains or "domains"
         hint = f"has no {name}; add, to it or to each part of a ConcatDataset, an attribute or a column {name}"
-        suffices = domains is not None or not (self.domains or getattr(self.partitioner, "needs_domains", False))
+        suffices = domains is not None or not (self.domains or self.partitioner.needs_domains)
         require(suffices, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
             values, domains = np.unique(domains, return_inverse=True)
@@ -252,14 +253,16 @@ class TestSplit:
         self.by_name = by_name if set(names) & set(by_name) else {}
         loader = loaders[0] if isinstance(loaders, (list, tuple)) and len(loaders) == 1 else loaders
         self.loader, self.domains, self.lack = loader, None, ""
-        indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-        if not (indexed and loader.batch_size):
+        # the rows of the data set that the loader gives: one data set may hold the training examples as well
+        self.rows: Any = rows_of(loader) if isinstance(loader, DataLoader) else None
+        if self.rows is None:
             kind = type(loaders).__name__ if loaders else "nothing"
-            hint = "return one DataLoader with a batch_size over a map-style data set, or a dictionary of one "
-            self.lack = "" if self.by_name else f"its test_dataloader gives {kind}; {hint}for each domain"
+            hint = "return one DataLoader with a batch_size over a map-style data set, without a sampler or with a "
+            hint += "SubsetRandomSampler, or a dictionary of one for each domain"
+            self.lack = "" if self.by_name else f"its test_dataloader gives {kind}; {hint}"
             return
         domains = domains_of(loader.dataset, key) if names else None
-        self.domains = None if domains is None else domains.astype(str)
+        self.domains = None if domains is None else domains[self.rows].astype(str)
 
     def by_domain(self, trained: Sequence[str]) -> dict[str, Any]:
         """A loader for each domain, by name: domains of the training set first."""
@@ -272,12 +275,13 @@ class TestSplit:
 
     @cached_property
     def labels(self) -> Any:
-        return dataset_labels(self.loader)
+        labels = dataset_labels(self.loader)
+        return None if labels is None else labels[self.rows]
 
     def on(self, rows: np.ndarray) -> DataLoader:
         options = {name: getattr(self.loader, name) for name in KEPT}
         options |= {"batch_size": self.loader.batch_size, "persistent_workers": False}
-        return DataLoader(Subset(self.loader.dataset, rows.tolist()), **options)
+        return DataLoader(Subset(self.loader.dataset, self.rows[rows].tolist()), **options)
 
 
 class SplitLoader:

@@ -28,7 +28,7 @@ class Plan:
         class_names: names of the classes.
 
     Raises:
-        UsageError: a sample belongs to no client, or to several.
+        UsageError: a sample belongs to no client, or to several, or a label is not the number of a class.
     """
 
     parts: list[np.ndarray]
@@ -40,6 +40,7 @@ class Plan:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self.parts = [np.asarray(part, np.int64) for part in self.parts]
         assigned, times = np.unique(np.concatenate(self.parts), return_counts=True)
         number = times.sum() if self.labels is None else len(self.labels)
         hint = f"it must assign each of the {number} samples to exactly one client"
@@ -51,6 +52,11 @@ class Plan:
         }
         for fault, samples in wrong.items():
             require(not len(samples), "data.partitioner", f"sample {next(iter(samples), None)}{fault}", hint)
+        labels = np.asarray([] if self.labels is None else self.labels)
+        strange = labels[~np.isin(labels, np.arange(self.num_classes))]
+        hint = f"there are {self.num_classes} classes; give integers from 0 to {self.num_classes - 1}, or more classes"
+        integers = not labels.size or labels.dtype.kind in "iub"
+        require(integers and not len(strange), "data: labels", next(iter(strange.tolist()), str(labels.dtype)), hint)
 
     @cached_property
     def label_counts(self) -> np.ndarray | None:

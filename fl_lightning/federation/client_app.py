@@ -59,9 +59,9 @@ app = client_app()
 SITE = """\
 # The settings of site {name}. Fill in its data, then start its worker:
 #   python cli.py site --config config.yaml --config {name}.yaml
-name: {name}
+name: "{name}"
 # This folder holds the state that its client keeps between rounds, and the socket of the worker.
-folder: {name}
+folder: "{name}"
 # The site's data: any data module with the data of one client. A data module with several clients needs `part`, the
 # number of the client that this site represents.
 part: null

@@ -19,6 +19,7 @@ from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import Partitioned, own_module_of
 from fl_lightning.data.partitioners import Pooled
 from fl_lightning.data.plan import Plan
+from fl_lightning.training.device_loaders import TRANSFER_HOOKS
 from fl_lightning.utilities.errors import UsageError, count, require
 from fl_lightning.utilities.lightning_compat import LightningDataModule
 
@@ -73,6 +74,8 @@ class Sites(FederatedDataModule):
         # attributes that are named as arguments are part of the run's fingerprint, and these may change on resuming
         self.names, self.server_data, self.largest_number = names, evaluation, largest
         self.seconds_to_answer, self.seconds_to_join = deadline, join_within
+        for hook in TRANSFER_HOOKS if evaluation is not None else ():
+            setattr(self, hook, getattr(own_module_of(evaluation), hook))
         self.facts: defaultdict[int, SiteSummary] = defaultdict(SiteSummary)
         # the last round of each client whose update the server has accepted: now, and in the last checkpoints
         self.run_id = ""

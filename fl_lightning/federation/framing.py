@@ -6,6 +6,7 @@ Nothing here imports torch or the engine, or reads data: an app that is submitte
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 import time
@@ -104,7 +105,7 @@ def of_records(records: Any, limit: int = LARGEST) -> bytes:
 
 def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
     """Return the answer of the worker that listens at ``path``, or an error message if none answers."""
-    end = time.monotonic() + patience
+    end = math.inf
     while True:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -114,6 +115,7 @@ def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
                 return receive(connection)
         except OSError as error:
             # a worker that ends during a visit has stored nothing: the next one may receive the same message
+            end = min(end, time.monotonic() + patience)
             if time.monotonic() >= end:
                 return encoded_error("failed", f"no worker of the site answers: {type(error).__name__}")
             time.sleep(0.5)

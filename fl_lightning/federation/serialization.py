@@ -25,6 +25,7 @@ from fl_lightning.federation.framing import LARGEST, BadMessageError, check_size
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
 from fl_lightning.utilities.code_fingerprint import code_of
 from fl_lightning.utilities.errors import with_location
+from fl_lightning.utilities.version import __version__
 
 # limits on the nesting depth of a message and on its number of values
 DEEPEST, MOST_VALUES = 24, 2**20
@@ -101,8 +102,8 @@ def agreement(config: Mapping[str, Any], model: Any, methods: Sequence[Any]) -> 
     code = code_of(modules_of([model, methods]))
     trainer = config.get("trainer") or {}
     trainer = {key: trainer[key] for key in trainer if key not in OF_THE_MACHINE}
-    agreed = {**{key: config.get(key) for key in SECTIONS}, "trainer": trainer, "code": code}
-    return json.dumps(agreed, sort_keys=True, default=str)
+    agreed = {**{key: config.get(key) for key in SECTIONS}, "trainer": trainer}
+    return json.dumps(agreed | {"code": code, "fl_lightning": __version__}, sort_keys=True, default=str)
 
 
 def check_tensors(

@@ -38,7 +38,7 @@ from fl_lightning.federation.serialization import (
     digest_of_state,
     encoded,
 )
-from fl_lightning.storage.metric_format import is_defined
+from fl_lightning.storage.metric_format import is_defined, is_minimized
 from fl_lightning.utilities.errors import ClientError, UsageError, require, truncate
 
 # seconds between two polls for answers
@@ -434,7 +434,7 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
         for tag, value in defined.items():
             tags.setdefault(tag, []).append(value)
         logged |= {f"sites/{name}/{tag}": value for tag, value in metrics.items()}
-    worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}
+    worst = {tag: (max if is_minimized(tag) else min)(several) for tag, several in tags.items()}
     means = {tag: float(mean) for tag, mean in sums.means().items()}
     numbers = {tag: len(several) for tag, several in tags.items()}
     logged |= {f"{tag}/clients": number for tag, number in numbers.items() if number < len(values)}

@@ -22,7 +22,7 @@ from fl_lightning.bench.suite import Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.report.configs import UNKNOWN, config_frame, data_set, name_configs
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.storage.metric_format import in_percent
+from fl_lightning.storage.metric_format import in_percent, is_minimized
 from fl_lightning.storage.results import FitResult, History, RunState
 from fl_lightning.utilities.errors import choices, require
 
@@ -223,7 +223,7 @@ def choose_metric(
         near = choices(get_close_matches(tag, metrics, 3, cutoff=0.0))
         require(tag in logged, "--metric", tag, f"no run has this metric; the nearest of {len(metrics)} are: {near}")
     values = [value for run in runs for value in run.values(tag).values()]
-    metric = Metric(tag, minimize or "loss" in tag, target, in_percent(tag, values), tag)
+    metric = Metric(tag, minimize or is_minimized(tag), target, in_percent(tag, values), tag)
     if target is not None:
         hint = "use the scale of the logged values, such as 0.6 for 60 %"
         require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)

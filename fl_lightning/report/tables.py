@@ -52,13 +52,13 @@ def results_tables(section: Section) -> Iterator[TextTable]:
     by_show = section.comparisons.items()
     comparisons = [comparison for show, comparison in by_show if show != "fair"]
     for line, runs in section.runs.groupby("line", sort=False):
-        rounds = runs["rounds"]
+        rounds, logged = runs["rounds"], runs["run"].map(lambda run: len(run.history))
         numbers = [entry_text(comparison, (line,), notes) for comparison in comparisons]
         cost = [
             str(len(runs)),
             str(rounds.min()) if rounds.min() == rounds.max() else f"{rounds.min()} to {rounds.max()}",
             three_digits(runs["seconds"].mean()),
-            three_digits((runs["bytes"] / rounds.clip(lower=1)).mean() / 1e6),
+            three_digits((runs["bytes"] / logged.clip(lower=1)).mean() / 1e6),
         ]
         rows.append([line, *numbers, *cost])
     heads = ["method", f"final {metric.label}", f"best {metric.label}"]

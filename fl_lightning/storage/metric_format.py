@@ -20,6 +20,11 @@ def has_word(name: str, words: Sequence[str]) -> bool:
     return any(part.lower() in words for part in parts)
 
 
+def is_minimized(name: str) -> bool:
+    """Return whether smaller values of a metric are better, judged by its name."""
+    return "loss" in name or has_word(name, LESS)
+
+
 def tagged(phase: str, name: str) -> str:
     """Return ``phase/name``, or a name that already begins with its phase unchanged."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
@@ -31,11 +36,12 @@ def is_defined(tag: str, value: float) -> bool:
 
 
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
-    """Return the best value of a metric and its round; dashes if the metric has no direction."""
-    if not has_word(name, (*LESS, *MORE)):
+    """Return the best value of a metric and its round; dashes if the metric has no direction, or is nan throughout."""
+    sign = 1 if is_minimized(name) else -1
+    values = [(sign * row[name], row["round"]) for row in history if not math.isnan(row.get(name, math.nan))]
+    if not values or not (is_minimized(name) or has_word(name, MORE)):
         return "-", "-"
-    sign = 1 if has_word(name, LESS) else -1
-    value, round_ = min((sign * row[name], row["round"]) for row in history if name in row)
+    value, round_ = min(values)
     return format_value(name, sign * value), str(int(round_))
 
 
@@ -68,7 +74,7 @@ def format_value(name: str, value: float) -> str:
 
 def is_share(name: str) -> bool:
     """Return whether a metric is a share, such as accuracy or F1, judged by its name."""
-    return name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
+    return name.startswith(OF_SHARES) or (has_word(name, MORE) and not is_minimized(name))
 
 
 def in_percent(name: str, values: Iterable[float]) -> bool:

@@ -103,7 +103,7 @@ def means_of(datamodule: Any) -> list[Tensor]:
     """Return the mean input of each example ``(n_k,)``, by client; empty if batches do not begin with a tensor.
 
     For images it is the mean pixel of the stored image, before augmentation and noise, normalised if the data is. Other
-    loaders are iterated once, and yield examples as in training.
+    loaders are iterated once, and yield examples as in training. Means that are not finite are left out.
     """
     means = []
     for k in range(datamodule.num_clients):
@@ -114,7 +114,8 @@ def means_of(datamodule: Any) -> list[Tensor]:
             batches = [batch for _, batch in loader.batches()]
         inputs = [batch[0] for batch in batches if isinstance(batch, (list, tuple)) and batch]
         fits = all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in inputs)
-        if not fits or not inputs:
+        if not fits or len(inputs) < len(batches):
             return []
-        means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in inputs]))
-    return means
+        values = torch.cat([torch.zeros(0), *(x.reshape(len(x), -1).mean(1) for x in inputs)])
+        means.append(values[values.isfinite()])
+    return means if any(map(len, means)) else []

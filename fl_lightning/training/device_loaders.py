@@ -15,7 +15,7 @@ from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision
 from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, Subset
 
 from fl_lightning.core.seeding import derive_seed, numpy_rng, rng_scope
 from fl_lightning.data.client_loaders import (
@@ -27,6 +27,7 @@ from fl_lightning.data.client_loaders import (
     is_combined,
     is_iterable,
     leaves_of,
+    rows_of,
 )
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import own_module_of
@@ -220,15 +221,16 @@ def num_pickable(loader: ClientLoader) -> int:
     if isinstance(loader, Batches):
         return len(loader.rows)
     inner: Any = getattr(loader, "loader", None)
-    pickable = isinstance(inner, DataLoader) and inner.batch_size and not isinstance(inner.dataset, IterableDataset)
-    return sized_len(inner.dataset) or 0 if pickable else 0
+    rows = rows_of(inner) if isinstance(inner, DataLoader) else None
+    return 0 if rows is None else len(rows)
 
 
 def pick(loader: Any, places: np.ndarray) -> ClientLoader:
     """A loader of the examples at these places, in batches of at most :data:`PROBE_BATCH`."""
     if isinstance(loader, Batches):
         return loader.subset(torch.from_numpy(places), min(loader.batch_size, PROBE_BATCH))
-    subset, size = Subset(loader.loader.dataset, places.tolist()), min(loader.loader.batch_size, PROBE_BATCH)
+    rows, size = rows_of(loader.loader)[places], min(loader.loader.batch_size, PROBE_BATCH)  # type: ignore[index]
+    subset = Subset(loader.loader.dataset, rows.tolist())
     return DataLoaderAdapter(DataLoader(subset, size, collate_fn=loader.loader.collate_fn))
 
 

@@ -89,6 +89,7 @@ def test_a_share_keeps_the_proportions_of_unbalanced_classes_and_at_least_one_sa
         ({"image_size": 0}, ("data.image_size=0",)),
         ({"channels": 2}, ("data.channels=2",)),
         ({"val_fraction": 1.0}, ("data.val_fraction=1.0",)),
+        ({"val_fraction": 0.1, "train_size": 30}, ("data.val_fraction=0.1",)),
         ({"client_noise": -0.1}, ("data.client_noise=-0.1",)),
         ({"mean": [0.1, 0.2]}, ("data.mean=[0.1, 0.2]",)),
         ({"std": []}, ("data.std=[]",)),

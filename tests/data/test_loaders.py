@@ -102,6 +102,11 @@ def test_channels_last_changes_the_layout_and_no_value(noise):
 
 
 # ---------------------------------------------------------------- shares of workers
+def test_the_noise_of_a_batch_does_not_depend_on_the_number_of_workers():
+    alone, shared = ([*images(noise=0.1).share(rank, size)] for rank, size in ((0, 1), (1, 2)))
+    assert [index for index, _ in shared] == [1] and equal(alone[1][1], shared[0][1])
+
+
 @pytest.mark.parametrize("make", [images, lambda: as_client_loader(plain())], ids=["images", "DataLoader"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("limit", [None, 0, 2, 99])

@@ -11,7 +11,15 @@ from helpers.runs import small_trainer
 from helpers.tiny import TinyModule, variant
 from lightning.pytorch import LightningDataModule
 from torch import nn
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from fl_lightning import Partitioned
 from fl_lightning.callbacks import DomainMetrics, PersonalAccuracy
@@ -114,6 +122,20 @@ def test_without_domains_a_clients_test_data_have_the_proportions_of_its_labels(
         shares = torch.bincount(labels, minlength=3).double() / len(labels)
         assert torch.allclose(shares, counts / counts.sum(), atol=0.1)
     assert data.test_dataloaders_by_domain() == {}
+
+
+def test_a_test_sampler_leaves_out_the_training_examples_of_its_data_set():
+    train, rows = site(0, 60), range(40, 60)
+    train.domains = [SITES[i % 2] for i in range(60)]
+    test = DataLoader(train, batch_size=8, sampler=SubsetRandomSampler(rows))
+    held = set(map(tuple, train.tensors[0][40:].tolist()))
+    for data in (ready(train, test, num_clients=2), ready(train, test, Dirichlet(5.0, 5), num_clients=2)):
+        loaders = [*data.test_dataloaders_by_domain().values(), *map(data.test_dataloader, range(2))]
+        assert all({tuple(x.tolist()) for x, _ in loader.dataset} <= held for loader in loaders)
+        assert [len(loader.dataset) for loader in loaders[:2]] == [10, 10]
+    kept = DataLoader(train, batch_size=8, sampler=RandomSampler(train, num_samples=9))
+    with refused("data.datamodule='Data'", "sampler"):
+        ready(train, kept, num_clients=2).test_dataloader(0)
 
 
 @pytest.mark.parametrize(

@@ -309,13 +309,21 @@ def test_the_hash_is_that_of_sizes_and_indices_on_every_machine():
     # sizes 2 and 4, then the indices, each as eight bytes with the lowest first
     written = b"".join(number.to_bytes(8, "little") for number in (2, 4, 0, 1, 2, 3, 4, 5))
     assert first.hash == hashlib.sha256(written).hexdigest()
-    assert first.hash == Plan([np.arange(2, dtype=np.int32), np.arange(2, 6, dtype=">i8")]).hash
+    for parts in ([np.arange(2, dtype=np.int32), np.arange(2, 6, dtype=">i8")], [[0, 1], [2, 3, 4, 5]]):
+        assert first.hash == Plan(parts).hash
+    assert Plan([[0, 1, 2], [], np.array([])], np.zeros(3, int), 1).label_counts.tolist() == [[3], [0], [0]]
 
 
 @pytest.mark.parametrize("parts", [[[0, 1], [1, 2]], [[0], [1]], [[0, 1, 2, 3]]])
 def test_a_plan_that_loses_or_repeats_a_sample_is_refused(parts):
     with refused("data.partitioner="):
         Plan([np.array(part) for part in parts], np.zeros(3, int), 1)
+
+
+@pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [0.0, 1.0], [0.5, 1.0]])
+def test_labels_that_are_not_numbers_of_classes_are_refused(labels):
+    with refused("data: labels="):
+        Plan([np.arange(2)], np.array(labels), 2)
 
 
 def test_a_missing_damaged_or_changed_plan_is_refused(tmp_path):

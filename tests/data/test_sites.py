@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.runs import small_trainer
 from PIL import Image
 
@@ -121,6 +121,8 @@ def test_numbers_as_labels_are_in_their_order(split):
     rows = [row.replace(",benign,", ",10,").replace(",malignant,", ",9,") for row in rows_of(split)]
     rows = [row.replace(",normal,", ",2,") for row in rows]
     assert ready(table(split, rows)).class_names == ("2", "9", "10")
+    rows = [row.replace(",10,", ",1,").replace(",9,", ",01,").replace(",2,", ",001,") for row in rows]
+    assert ready(table(split, rows)).class_names == ("001", "01", "1")  # in every process
 
 
 def test_a_site_may_lack_a_class_and_one_that_only_tests_is_no_client(split):
@@ -133,6 +135,9 @@ def test_a_site_may_lack_a_class_and_one_that_only_tests_is_no_client(split):
     assert data.domain_names == ("kent", "pisa", "oslo") and data.num_clients == 2
     assert data.plan.label_counts.tolist() == [[4, 4, 0], [4, 4, 4]]
     assert by_domain(data) == {"kent": 4, "pisa": 6, "oslo": 6}
+    shutil.rmtree(split / "pisa" / "test")
+    with warned("pisa"):
+        assert by_domain(ready(split)) == {"kent": 4, "oslo": 6}
 
 
 def test_fewer_clients_have_several_sites_and_their_test_images(whole):

@@ -21,8 +21,8 @@ def federated(folder, config, *words):
 
 
 def test_each_site_gets_a_file_with_its_name_that_a_worker_reads(tmp_path):
-    app = federated(tmp_path, SMALL, "--sites", "[oslo, lima, rome]")
-    for name in ("oslo", "lima", "rome"):
+    app = federated(tmp_path, SMALL, "--sites", "[oslo, 'no', '1']")
+    for name in ("oslo", "no", "1"):
         own = yaml.safe_load((app / "sites" / f"{name}.yaml").read_text())
         assert (own["name"], own["folder"]) == (name, name)
         assert own["data"]["class_path"].endswith("Digits")

@@ -145,6 +145,13 @@ def test_what_sites_cannot_know_or_should_not_do_is_refused(tmp_path, methods, o
         run_here(tmp_path, {**config, "method": methods})
 
 
+def test_the_servers_evaluation_data_keep_their_transfer_hooks(tmp_path):
+    config = {**copy.deepcopy(SMALL), "trainer": {**SMALL["trainer"], "max_rounds": 1}}
+    evaluation = {"class_path": "helpers.sites.Blank", "init_args": {"test_size": 100}}
+    blank, _ = run_here(tmp_path, config, evaluation=evaluation)
+    assert blank.history[-1]["test/accuracy"] in (0, 1)
+
+
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):
     config = copy.deepcopy(SMALL)
     config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}

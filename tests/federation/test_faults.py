@@ -164,6 +164,13 @@ def test_a_site_of_another_config_refuses_the_run_with_the_differing_keys(tmp_pa
         serve(app, Here(sites))
 
 
+def test_a_site_of_another_version_refuses_the_run(tmp_path, monkeypatch):
+    app = app_of(tmp_path, SMALL)
+    with sites_here(app, tmp_path, 1) as sites, refused("fl_lightning", "'0.0.1'"):
+        monkeypatch.setattr("fl_lightning.federation.serialization.__version__", "0.0.1")
+        serve(app, Here(sites))
+
+
 def test_a_worker_that_is_killed_in_a_visit_is_given_the_message_again_and_the_bits_are_those_of_fit(
     tmp_path, monkeypatch
 ):

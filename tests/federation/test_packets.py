@@ -4,15 +4,18 @@ import io
 import math
 import socket
 import threading
+import time
 import zipfile
 
 import numpy as np
 import pytest
 import torch
+from helpers.sites import until
 
-from fl_lightning.federation.framing import BadMessageError, receive, send
+from fl_lightning.federation.framing import BadMessageError, receive, relayed, send
 from fl_lightning.federation.serialization import check_tensors, decoded, encoded, scrubbed
 from fl_lightning.federation.server import over_sites
+from fl_lightning.federation.site import listening
 from fl_lightning.storage.serializable import packed
 from fl_lightning.utilities.errors import ClientError
 
@@ -102,6 +105,25 @@ def test_a_message_goes_through_a_socket_within_its_limit():
             thread.join()
 
 
+def test_a_worker_that_ends_in_a_long_visit_may_be_restarted_within_the_patience(tmp_path):
+    path = tmp_path / "worker.sock"
+
+    def serve(seconds, answer):
+        with listening(path) as server, server.accept()[0] as connection:
+            receive(connection)
+            time.sleep(seconds)
+            if answer:
+                send(connection, answer)
+
+    def restarted():
+        serve(1.6, b"")
+        serve(0, b"done")
+
+    threading.Thread(target=restarted, daemon=True).start()
+    until(path.exists)
+    assert relayed(str(path), b"visit", patience=1.5) == b"done"
+
+
 @pytest.mark.parametrize(
     ("entry", "why"),
     [(torch.zeros(3, 2), r"weight is \(3, 2\)"), (torch.zeros(2, 3).double(), "float64"), (None, "lacks weight")],
@@ -135,4 +157,6 @@ def test_a_site_without_a_value_is_left_out_of_its_mean_but_not_one_whose_loss_i
     }
     found = over_sites(sites)
     assert (found["auroc"], found["auroc/clients"], found["sites/worst/auroc"]) == (pytest.approx(0.8), 2, 0.5)
+    errors = over_sites({"a": (1, {"test/mse": 1.0}), "b": (1, {"test/mse": 9.0})})
+    assert errors["sites/worst/test/mse"] == 9.0
     assert math.isnan(over_sites({**sites, "c": (60, {"loss": math.nan})})["loss"])

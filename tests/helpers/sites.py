@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
+import torch
 import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning import Method, ServerValue
 from fl_lightning.cli.cli import FederatedCLI
+from fl_lightning.data import Digits
 from fl_lightning.federation import server
 from fl_lightning.federation.framing import parted, relayed
 from fl_lightning.federation.serialization import decoded
@@ -110,6 +112,13 @@ class Beginning(Method):
         extras = client.extras(self)
         number = extras["number"] + float(extras["nested"]["tensor"].detach())
         return self.head(client.received, number) if self.chooses else None
+
+
+class Blank(Digits):
+    """Its examples are all alike, once they are on the device."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return tuple(map(torch.zeros_like, batch))
 
 
 class Here:

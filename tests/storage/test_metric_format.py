@@ -1,5 +1,7 @@
 """Summaries of a run."""
 
+import math
+
 import pytest
 
 from fl_lightning.storage.metric_format import (
@@ -35,6 +37,8 @@ def test_best_is_the_least_loss_the_most_accuracy_and_nothing_of_an_unknown_metr
     assert best(history, "test/accuracy") == ("50.00 %", "0")
     assert best(history, "test_loss") == ("1.0000", "0")
     assert best(history, "test/x") == ("-", "-")
+    first = [{"round": 0, "test/accuracy": math.nan}, {"round": 1, "test/accuracy": 0.5}]
+    assert best(first, "test/accuracy") == ("50.00 %", "1") and best(first[:1], "test/accuracy") == ("-", "-")
 
 
 def test_a_number_that_is_0_as_it_is_shown_has_no_sign():

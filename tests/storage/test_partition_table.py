@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
-from fl_lightning.data import Dirichlet, FromPlan, Plan, Pooled, RandomRotation
+from fl_lightning.data import Dirichlet, FromPlan, Partitioner, Plan, Pooled, RandomRotation
 from fl_lightning.storage.partition_table import client_rows, means_of
 
 CONFIGS = [f"--config=experiments/{part}.yaml" for part in ("data/digits", "models/feduvcnn", "methods/fedprox")]
@@ -64,6 +64,23 @@ def test_the_means_are_of_the_images_as_stored_before_augmentation_and_noise():
         assert torch.equal(stored, found)
         x = torch.cat([x for x, _ in plain.train_dataloader(k)])
         torch.testing.assert_close(found.sort()[0], x.flatten(1).mean(1).sort()[0])
+
+
+def test_clients_without_examples_and_inputs_that_are_missing_have_no_means():
+    x = torch.arange(40.0).view(20, 2)
+    x[3, 0] = torch.nan
+
+    class Lacking(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(TensorDataset(x, torch.arange(20) % 2), batch_size=4)
+
+    class Last(Partitioner):
+        def __call__(self, labels, num_clients, rng):
+            return [[], [*range(len(labels))]]
+
+    data = Partitioned(Lacking(), Last(), num_clients=2)
+    data.setup()
+    assert [len(means) for means in means_of(data)] == [0, 19]
 
 
 @pytest.mark.parametrize(("clients", "words"), [(1, "1 client of"), (60, "60 clients of")])
