@@ -187,11 +187,12 @@ class Loaders:
             return [(loader, self.limit) for loader in loaders]
         sizes = [num_pickable(loader) for loader in loaders]
         share, rng = examples / max(sum(sizes), 1), numpy_rng(self.seed, "probe")
-        limit = min(math.ceil(examples / PROBE_BATCH), examples if self.limit is None else self.limit)
         probes = list[tuple[ClientLoader, int | None]]()
         for loader, size in zip(loaders, sizes, strict=True):
             rows = np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False))
-            probes.append((pick(loader, rows) if len(rows) else loader, limit))
+            batch_size = min(getattr(getattr(loader, "loader", loader), "batch_size", None) or PROBE_BATCH, PROBE_BATCH)
+            limit = min(math.ceil(examples / batch_size), examples if self.limit is None else self.limit)
+            probes.append((pick(loader, rows, batch_size) if len(rows) else loader, limit))
         return probes
 
     def length(self, loader: ClientLoader) -> int | float:
@@ -225,13 +226,13 @@ def num_pickable(loader: ClientLoader) -> int:
     return 0 if rows is None else len(rows)
 
 
-def pick(loader: Any, places: np.ndarray) -> ClientLoader:
-    """A loader of the examples at these places, in batches of at most :data:`PROBE_BATCH`."""
+def pick(loader: Any, places: np.ndarray, batch_size: int) -> ClientLoader:
+    """A loader of the examples at these places."""
     if isinstance(loader, Batches):
-        return loader.subset(torch.from_numpy(places), min(loader.batch_size, PROBE_BATCH))
-    rows, size = rows_of(loader.loader)[places], min(loader.loader.batch_size, PROBE_BATCH)  # type: ignore[index]
+        return loader.subset(torch.from_numpy(places), batch_size)
+    rows = rows_of(loader.loader)[places]  # type: ignore[index]
     subset = Subset(loader.loader.dataset, rows.tolist())
-    return DataLoaderAdapter(DataLoader(subset, size, collate_fn=loader.loader.collate_fn))
+    return DataLoaderAdapter(DataLoader(subset, batch_size, collate_fn=loader.loader.collate_fn))
 
 
 def flattened(loaders: Any, key: str) -> list[Any]:

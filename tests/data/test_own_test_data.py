@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning import Partitioned
-from fl_lightning.callbacks import DomainMetrics, PersonalAccuracy
+from fl_lightning.callbacks import Callback, DomainMetrics, PersonalAccuracy
 from fl_lightning.data import Dirichlet, Natural
 from fl_lightning.methods import FedBN
 
@@ -136,6 +136,20 @@ def test_a_test_sampler_leaves_out_the_training_examples_of_its_data_set():
     kept = DataLoader(train, batch_size=8, sampler=RandomSampler(train, num_samples=9))
     with refused("data.datamodule='Data'", "sampler"):
         ready(train, kept, num_clients=2).test_dataloader(0)
+
+
+def test_a_probe_of_the_test_data_has_no_examples_that_their_sampler_leaves_out(tmp_path, undrawn):
+    whole, probed = site(0, 60), []
+
+    class Probing(Callback):
+        def on_last_round_end(self, trainer):
+            for _, (x, _), *_ in trainer.representations(None, ("logits",), "test", examples=15):
+                probed.extend(map(tuple, x.tolist()))
+
+    test = DataLoader(whole, batch_size=8, sampler=SubsetRandomSampler(range(40, 60)))
+    data = Partitioned(Data(whole, test), num_clients=3)
+    small_trainer(tmp_path, local_steps=1, max_rounds=1, callbacks=[Probing()]).fit(Net(), data)
+    assert len(probed) == 15 and {*probed} <= {*map(tuple, whole.tensors[0][40:].tolist())}
 
 
 @pytest.mark.parametrize(

@@ -299,3 +299,13 @@ def test_an_order_that_depends_on_the_score_is_warned_of(copy, report):
     (line,) = [one for one in warnings_of(report()) if "score" in one]
     assert "(alpha=0.1)" in line and "FedAvg is ahead by label_mask" in line.replace("\\", "")
     assert "FedUV is ahead by pooled" in line
+
+
+def test_megabytes_a_round_are_those_of_the_rounds_in_the_file(report, tmp_path):
+    write_all(tmp_path, {"FedAvg": {"method": "FedAvg"}, "FedUV": {"method": "FedUV"}}, seed=0, rounds=6)
+    file = tmp_path / "FedUV" / "version_0" / "metrics.csv"
+    head, *lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([head, *lines[3:]]))  # it resumed with changes after round 2, in a new version
+    lines = report()["md"].splitlines()
+    of_round = next(number for number, line in enumerate(lines) if line.endswith("MB a round |"))
+    assert [line.split()[-2] for line in lines[of_round + 2 : of_round + 4]] == ["12", "12"]
