@@ -103,7 +103,7 @@ def metric_cards(section: Section) -> Iterator[Card]:
             name = {"round": "rounds", CLOCK: "simulated seconds"}.get(x, x)
             drawings[name] = drawn(section, points, x, metric.unit, xlabel=label, ylabel=metric.label)
     table = points.sort_values("line", key=lambda lines: lines.map(section.lines.index), kind="stable")
-    table = table.set_axis(head, axis=1).astype(object).where(points.notna().to_numpy(), "")
+    table = table.set_axis(head, axis=1).astype(object).where(table.notna().to_numpy(), "")
     *names, final_name = drawings
     title = f"{metric.called} against {' and '.join(filter(None, [', '.join(names), final_name]))}"
     caption = about_band(section)

@@ -7,7 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.reports import accuracies, held, report_of, warnings_of, write_run
+from helpers.reports import accuracies, figures_of, held, report_of, warnings_of, write_run
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.bench.statistics import p_value, paired_difference
@@ -309,3 +309,11 @@ def test_megabytes_a_round_are_those_of_the_rounds_in_the_file(report, tmp_path)
     lines = report()["md"].splitlines()
     of_round = next(number for number, line in enumerate(lines) if line.endswith("MB a round |"))
     assert [line.split()[-2] for line in lines[of_round + 2 : of_round + 4]] == ["12", "12"]
+
+
+def test_a_figures_numbers_are_empty_where_a_run_has_none(report, tmp_path):
+    write_all(tmp_path, {"a": {"method": "FedUV"}, "b": {"method": "FedBN"}}, seed=0, rounds=2)
+    file = tmp_path / "a" / "version_0" / "metrics.csv"
+    file.write_text(file.read_text().replace("bytes/up", "other/up"))
+    _, (head, *lines) = figures_of(report())["test-accuracy"]
+    assert [line[head.index("MB")] for line in lines] == ["", "", "12.0", "24.0"]
