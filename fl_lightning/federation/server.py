@@ -177,7 +177,7 @@ class FlowerBackend:
                 declared.append(TensorSpec(str(entry_name), str(dtype), tuple(map(int, shape))))
             sensible = min(summary.num_examples, summary.batches, *sizes.values()) >= 0
             sensible = sensible and summary.num_examples < 2**40 and {*sizes} <= {*PHASES}
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
             raise BadMessageError("its answer is malformed") from None
         if name not in self.sites.names:
             raise BadMessageError(
@@ -253,8 +253,8 @@ class FlowerBackend:
                 check_tensors("parameters", contents["parameters"], expected, largest, client.sent)
             check_tensors("buffers", contents.get("buffers"), expected, largest, buffers)
             check_numbers("update", dict(tensors_by_path(contents)), largest)
-            if {*contents["payload"]} - {*run.methods.names}:
-                raise BadMessageError("it sends a payload of an unknown method")
+            if not isinstance(payload := contents.get("payload"), dict) or {*payload} - {*run.methods.names}:
+                raise BadMessageError("it sends no payload, or one of an unknown method")
             update = decode_update(contents, {**expected, **own_entries[k]})
             if own_weights:
                 fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT

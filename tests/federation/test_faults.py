@@ -1,6 +1,7 @@
 """A lost server, a lost answer, bad updates, a second claim and another config."""
 
 import copy
+import math
 import threading
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from helpers.sites import (
     worker,
     workers,
 )
+from helpers.tiny import variant
 
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
@@ -107,6 +109,18 @@ def test_bad_updates_and_a_second_claim_are_refused_by_name(tmp_path):
         assert any(f"(site {name}), round 0" in text and why in text for text in texts)
 
 
+def without_payload(packet):
+    answer = decoded(packet)
+    del answer["update"]["payload"]
+    return encoded(answer)
+
+
+def test_a_site_that_leaves_out_a_part_of_its_update_fails_alone(tmp_path):
+    with warned("site-0", "payload"):
+        trainer, _ = run_here(tmp_path, SKIPPING, variant(Here, altered={0: without_payload}))
+    assert [row["clients"] for row in trainer.history] == [SITES - 1] * ROUNDS
+
+
 def test_a_site_whose_labels_stand_for_other_classes_is_refused_by_name():
     def answer(name, *classes):
         facts = {"num_examples": 4, "batches": 1, "evaluation": {}, "class_names": classes}
@@ -118,6 +132,10 @@ def test_a_site_whose_labels_stand_for_other_classes_is_refused_by_name():
     with refused("site 'lima'", "malignant, benign", "'oslo'", "data.classes"):
         clients._admit(2, answer("lima", "malignant", "benign"), {1, 2})
     assert clients.nodes == {0: 1, 2: 3}
+    endless = answer("lima")
+    endless["facts"]["num_examples"] = math.inf
+    with refused("malformed"):
+        clients._admit(2, endless, {1, 2})
 
 
 def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
