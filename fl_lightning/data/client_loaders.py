@@ -273,6 +273,13 @@ class IndexedLoader(ABC):
         for indices, rows in itertools.islice(parts, len(self)):
             yield ExampleIndices(indices, number, self.batch_size), self.gather(rows, channels_last)
 
+    def subset(self, places: Tensor, batch_size: int) -> IndexedLoader:
+        """Some of the examples, by their places in :attr:`rows`, in this order in every pass."""
+        part = copy.copy(self)
+        part.rows, part.batch_size, part.shuffle, part.drop_last = self.rows[places], batch_size, False, False
+        part.generator = torch.Generator()
+        return part
+
     def order(self) -> Tensor:
         """The rows ``(n,)`` in the order of one pass, which it begins."""
         return self.rows[self._places()] if self.shuffle else self.rows
@@ -357,11 +364,6 @@ class Batches(IndexedLoader):
         same_tensors = loader.images is self.images and loader.labels is self.labels
         same_scale = (loader.mean, loader.std) == (self.mean, self.std)
         return same_tensors and same_scale and loader.batch_size == self.batch_size
-
-    def subset(self, places: Tensor, batch_size: int) -> Batches:
-        """Some of the examples, by their places in :attr:`rows`, in this order in every pass."""
-        how: dict[str, Any] = {"mean": self.mean, "std": self.std, "noise": self.noise}
-        return Batches(self.images, self.labels, self.rows[places], batch_size, augment=self.augment, **how)
 
     def as_stored(self, noise: bool = False) -> Batches:
         """The same images in the order of :attr:`rows`, all of them, not augmented, and normalised as these.

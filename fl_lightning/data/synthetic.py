@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.core.seeding import base_seed, numpy_rng
 from fl_lightning.data.client_loaders import ArrayBatches
@@ -79,11 +77,11 @@ class Synthetic(FederatedDataModule):
     def train_dataloader(self, k: int = 0) -> ArrayBatches:
         return ArrayBatches(self._train, torch.from_numpy(self.plan.parts[k]), self.batch_size, shuffle=True)
 
-    def test_dataloader(self, k: int | None = None) -> Any:
+    def test_dataloader(self, k: int | None = None) -> ArrayBatches:
         """The test samples of all clients, or of client ``k``."""
         parts = self._test if k is None else [self._test[k]]
         x, y = (torch.cat(column) for column in zip(*parts, strict=True))
-        return DataLoader(Samples(x, y), batch_size=512, collate_fn=list)
+        return ArrayBatches([x, y], torch.arange(len(y)), batch_size=512)
 
     def _draw(self, rng: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
         sizes = rng.lognormal(4, 2, self.num_clients).astype(int) + 50
@@ -116,10 +114,3 @@ class SyntheticPerClass(Synthetic):
     def _means(self, rng: np.random.Generator) -> np.ndarray:
         """The mean of each client's model by class ``(K, C)``."""
         return rng.normal(0, self.alpha, (self.num_clients, CLASSES))
-
-
-class Samples(TensorDataset):
-    """A data set of tensors that gathers all examples of a batch at once, since single lookups are slow."""
-
-    def __getitems__(self, indices: list[int]) -> list[Tensor]:
-        return [column[indices] for column in self.tensors]

@@ -23,6 +23,7 @@ from fl_lightning.data.client_loaders import (
     ClientLoader,
     DataLoaderAdapter,
     ExampleIndices,
+    IndexedLoader,
     as_client_loader,
     is_combined,
     is_iterable,
@@ -219,7 +220,7 @@ class Loaders:
 
 def num_pickable(loader: ClientLoader) -> int:
     """Return the number of a loader's examples; 0 if they cannot be indexed."""
-    if isinstance(loader, Batches):
+    if isinstance(loader, IndexedLoader):
         return len(loader.rows)
     inner: Any = getattr(loader, "loader", None)
     rows = rows_of(inner) if isinstance(inner, DataLoader) else None
@@ -228,7 +229,7 @@ def num_pickable(loader: ClientLoader) -> int:
 
 def pick(loader: Any, places: np.ndarray, batch_size: int) -> ClientLoader:
     """A loader of the examples at these places."""
-    if isinstance(loader, Batches):
+    if isinstance(loader, IndexedLoader):
         return loader.subset(torch.from_numpy(places), batch_size)
     rows = rows_of(loader.loader)[places]  # type: ignore[index]
     subset = Subset(loader.loader.dataset, rows.tolist())
