@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,11 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         require(bool(matching), "--only", pattern, hint)
         selected |= matching
     return [cell for cell in cells if not only or cell.name in selected]
+
+
+def tuned_axes(axes: Mapping[str, Any], at: Collection[str]) -> list[str]:
+    """The axes with a folder for each label among the files of ``tune``, which fixes the labels on the axes ``at``."""
+    return [axis for axis, labels in axes.items() if axis != "method" and axis not in at and len(labels) > 1]
 
 
 def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:

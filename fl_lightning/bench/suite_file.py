@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.bench.cell import Labels, file_part
-from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_config
+from fl_lightning.bench.config_fragments import Fragment, fragments_of, look_up, nested_config
 from fl_lightning.bench.criteria import Decide
 from fl_lightning.bench.shows import OF_METRIC, SCORES, SHOWS, Fair, Mean, Rank, RoundsTo, Seconds, Show
 from fl_lightning.bench.statistics import half_width
-from fl_lightning.bench.suite import Choice, Suite, Table, without_data
+from fl_lightning.bench.suite import Choice, Suite, Table, tuned_axes, without_data
 from fl_lightning.utilities.bundled_configs import packaged_config
 from fl_lightning.utilities.errors import UsageError, printable, require
 from fl_lightning.utilities.yaml_files import read_yaml
@@ -83,7 +83,8 @@ KEYS_OF_SUITE = {
     **{"title": TEXT, "source": TEXT, "notes": LIST, "base": ANY, "axes": NOT_EMPTY, "seeds": SEEDS},
     **{"overrides": LIST, "exclude": LIST, "metric": NAME, "minimize": BOOL, "percent": BOOL, "baseline": MAPPING},
     **{"confidence": SHARE, "tables": LIST},
-    **{"tune": ANY, "tuned": TEXT, "decide": ANY, "finished": TEXT},
+    **{"tune": NOT_EMPTY._replace(passes=lambda value: isinstance(value, Mapping))},
+    **{"tuned": TEXT, "decide": ANY, "finished": TEXT},
 }
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
 KEYS_OF_TABLE = {
@@ -100,7 +101,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         UsageError: the file or one that it names cannot be read, or a key or label is not known.
     """
-    file = Path(path) if os.path.exists(path) else packaged_config(path)
+    file = packaged_config(path) if os.path.isdir(path) or not os.path.exists(path) else Path(path)
     hint = "no such file; use another, or a suite of the package, such as feduv/table1"
     require(file is not None, "SUITE", str(path), hint)
     path = file or Path(path)
@@ -114,7 +115,9 @@ def load_suite(path: str | Path) -> Suite:
         override = read_keys(raw_override, {"when": CHOICE, "config": ANY}, f"{path}: overrides.", ["when", "config"])
         overrides.append((override["when"], seedless(override["config"], path, f"{path}: overrides.config")))
     if "tuned" in keys:
-        overrides += tuned_overrides(path.parent / keys.pop("tuned"), axes)
+        folder = path.parent / keys.pop("tuned")
+        require(folder.is_dir(), f"{path}: tuned", str(folder), "no such folder; name one that tune has written")
+        overrides += tuned_overrides(folder, axes, look_up(keys, "tune.at", {}))
     for when in keys.get("exclude", ()):
         require(CHOICE.passes(when), f"{path}: exclude", when, CHOICE.remedy)
     decide = None
@@ -123,6 +126,8 @@ def load_suite(path: str | Path) -> Suite:
         hint = "leave it out: decide has alpha"
         require("confidence" not in keys, f"{path}: confidence", keys.get("confidence"), hint)
         keys["confidence"] = 1 - decide.alpha
+        hint = "leave it out: with decide, the baseline's cells are in the study; give the file by --load"
+        require("finished" not in keys, f"{path}: finished", keys.get("finished"), hint)
     percent = keys.get("percent", True)
     tables = [parse_table(table, axes, percent, path) for table in keys.get("tables", [{}])]
     arguments = {
@@ -145,10 +150,17 @@ def load_suite(path: str | Path) -> Suite:
 
 
 def tuned_overrides(
-    folder: Path, axes: Mapping[str, Mapping[str, Any]], methods: Collection[str] | None = None
+    folder: Path, axes: Mapping[str, Mapping[str, Any]], at: Collection[str], methods: Collection[str] | None = None
 ) -> Iterator[tuple[Choice, tuple[Fragment, ...]]]:
-    """Yield the files of ``tune`` in a folder, by default of all methods, each with the labels of its cells."""
-    settings = [axis for axis in axes if axis != "method"]
+    """Yield the files of ``tune`` in a folder, by default of all methods, each with the labels of its cells.
+
+    Args:
+        folder: the folder.
+        axes: the axes of the suite.
+        at: axes on which the tuning had one label.
+        methods: parts of the names of the files.
+    """
+    settings = tuned_axes(axes, at)
     for file in sorted(folder.rglob("*.yaml")):
         *parts, name = file.relative_to(folder).with_suffix("").parts
         if methods is not None and name not in methods:
