@@ -154,11 +154,7 @@ def tuned_overrides(
 ) -> Iterator[tuple[Choice, tuple[Fragment, ...]]]:
     """Yield the files of ``tune`` in a folder, by default of all methods, each with the labels of its cells.
 
-    Args:
-        folder: the folder.
-        axes: the axes of the suite.
-        at: axes on which the tuning had one label.
-        methods: parts of the names of the files.
+    On the axes ``at``, the tuning had one label.
     """
     settings = tuned_axes(axes, at)
     for file in sorted(folder.rglob("*.yaml")):

@@ -201,7 +201,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.save is not None:
         make_folder(options.save, "--save")
     if only_look and not loaded:
-        return look(suite, selected, all_cells, options, before, dropped)
+        return look(suite, selected, all_cells, options, before, to_run)
     database = database or open_database(options.storage)
     study = SuiteStudy(suite, database, cells, partial(pending_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
@@ -212,12 +212,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
             text += f"; {foreign} others are not cells of this suite, or have another config or scale"
         say(f"{path}: {text}")
     if only_look:
-        return look(suite, selected, all_cells, options, study, dropped)
+        return look(suite, selected, all_cells, options, study, to_run)
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
-    if options.add and to_run:
-        say(expected_time(to_run, all_cells, finished_before, options.jobs))
+    if options.add:
+        say(work_left(selected, to_run, all_cells, results_of(study, all_cells, finished_before), options)[-1])
     scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say)
     scheduler.run()
     if status := why_ended(scheduler, options.again):
@@ -276,23 +276,6 @@ def print_standings(
     make_folder(options.output, "--output")
     with writing_into("--output", options.output, LATER):
         return write_leaderboard(suite, board, options.add, options.output)
-
-
-def expected_time(
-    cells: Sequence[Cell], all_cells: Sequence[Cell], results: Mapping[str, CellResult], jobs: int
-) -> str:
-    """How long cells take, if their rounds take as long as those of the finished rows of their setting."""
-    seconds_of_settings = defaultdict[Part, list[float]](list)
-    for cell in all_cells:
-        seconds = results[cell.digest].seconds if cell.digest in results else None
-        if seconds:
-            seconds_of_settings[without_method(cell.labels)].append(seconds)
-    total = 0.0
-    for cell in cells:
-        of_setting = seconds_of_settings[without_method(cell.labels)] or [0.0]
-        total += statistics.median(of_setting) * int(look_up(cell.config, "trainer.max_rounds", 10))
-    time = f"about {as_time(total / jobs)}, if their rounds take as long as the other rows', and the start of each cell"
-    return f"{count(len(cells), 'cell')} to run, {time if total else 'unknown time'}"
 
 
 def finished(results: Mapping[str, CellResult]) -> dict[str, CellResult]:
@@ -380,10 +363,10 @@ def look(
     all_cells: Sequence[Cell],
     options: argparse.Namespace,
     study: Study | None,
-    dropped: Collection[str],
+    to_run: Sequence[Cell],
 ) -> int:
     """Print the tables so far, or the remaining work with its estimated time; return 0."""
-    results = results_of(study, cells, stored_with(suite))
+    results = results_of(study, all_cells, stored_with(suite))
     if options.save is not None:
         write_shown(suite, all_cells, study, "--save", options.save)
     if options.status and options.ranked:
@@ -392,23 +375,40 @@ def look(
     if options.status:
         print(in_words(suite, cells, results))
         return 0
-    states: dict[str, str] = {digest: result.state for digest, result in results.items()}
-    states |= dict.fromkeys(dropped & states.keys(), "waiting")
+    print("\n".join(work_left(cells, to_run, all_cells, results, options)))
+    return 0
+
+
+def work_left(
+    cells: Sequence[Cell],
+    to_run: Sequence[Cell],
+    all_cells: Sequence[Cell],
+    results: Mapping[str, CellResult],
+    options: argparse.Namespace,
+) -> list[str]:
+    """The number of cells to run of each config, and how long all of them take.
+
+    A round takes as long as in the finished cells of its config or, without one, of the other methods in its setting.
+    """
+    states: dict[str, str] = {cell.digest: results[cell.digest].state for cell in cells}
+    states |= {cell.digest: "waiting" for cell in to_run if states[cell.digest] == "done"}
+    of_settings = defaultdict[Part, list[float]](list)
+    for cell in all_cells:
+        of_settings[without_method(cell.labels)] += filter(None, [results[cell.digest].seconds])
     lines, total, num_unknown = list[tuple[str, str]](), 0.0, 0
     for cells_of_kind in kinds_of(cells):
         num_waiting = sum(states[cell.digest] in ("waiting", "running") for cell in cells_of_kind)
-        measured = [results[cell.digest].seconds for cell in cells_of_kind]
-        seconds = [value for value in measured if value is not None]
+        of_kind = [*filter(None, (results[cell.digest].seconds for cell in cells_of_kind))]
+        seconds = of_kind or of_settings[without_method(cells_of_kind[0].labels)]
         rounds = int(look_up(cells_of_kind[0].config, "trainer.max_rounds", 10))
         text = f"{num_waiting} to run, {rounds} rounds"
         if seconds:
-            mean = sum(seconds) / len(seconds)
-            total += num_waiting * rounds * mean
-            text += f" of {as_time(mean)}"
+            typical = statistics.median(seconds)
+            total += num_waiting * rounds * typical
+            text += f" of {as_time(typical)}"
         else:
             num_unknown += num_waiting
         lines.append((cells_of_kind[0].name.rpartition(",")[0], text if num_waiting else "done"))
-    print("\n".join(grouped(lines)))
     counts = Counter(states.values())
     parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
     if total:
@@ -416,8 +416,7 @@ def look(
         parts.append(f"the others take {bound} {as_time(total / options.jobs)} with --jobs {options.jobs}")
     if num_unknown:
         parts.append(f"no time estimate for {num_unknown}, as no similar cell has finished")
-    print("; ".join(parts))
-    return 0
+    return [*grouped(lines), "; ".join(parts)]
 
 
 def as_time(seconds: float) -> str:
