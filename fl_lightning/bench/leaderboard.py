@@ -178,7 +178,7 @@ class Standing:
             difference = self._signed(row["difference"], *interval) if pd.notna(row["difference"]) else "-"
             mean = " ± ".join(f"{number:.{self._decimals}f}" for number in row[["mean", "deviation"]].dropna())
             beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in NUMBERS_BESIDE]
-            p = f"{row['p']:.3f}" if pd.notna(row["p"]) else "-"
+            p = "-" if pd.isna(row["p"]) else "< 0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"
             rank = row["rank"] if pd.notna(row["rank"]) else "-"
             lines.append([rank, method, mean, difference, p, *beside, int(row["seeds"])])
         heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *NUMBERS_BESIDE, "seeds"]

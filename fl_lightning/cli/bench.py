@@ -167,7 +167,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.add:
         selected = [cell for cell in selected if cell.labels[AXIS] in (*options.add, *options.rerun)]
         require(bool(selected), "--only", options.only, "has no cell of the rows of --add; leave it out")
-    finished_before = stored_with(suite)
+    finished_before = read_finished(suite.finished)
     cells = [cell for cell in selected if cell.digest not in finished_before or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
@@ -240,22 +240,17 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     return 1 if num_failed else 0
 
 
-def stored_with(suite: Suite) -> Mapping[str, CellResult]:
-    """The results of the finished cells that come with a suite, by digest."""
-    return read_finished(suite.finished) if suite.finished is not None else {}
-
-
 @cache
-def read_finished(path: Path) -> dict[str, CellResult]:
-    """The results of the finished cells of a file, by digest."""
-    return finished({result.digest: result for _, result in read_cells(path)})
+def read_finished(path: Path | None) -> dict[str, CellResult]:
+    """The results of the finished cells of a file, by digest; none without a file."""
+    return {} if path is None else finished({result.digest: result for _, result in read_cells(path)})
 
 
 def print_standings(
     suite: Suite, cells: Sequence[Cell], options: argparse.Namespace, study: Study | None
 ) -> list[Path]:
     """Print where the added rows stand in each setting, and write all standings; return the files."""
-    results = results_of(study, cells, stored_with(suite))
+    results = results_of(study, cells, read_finished(suite.finished))
     board = standings(suite, cells, results, options.add)
     if not any(label in standing.frame.index for standing in board.values() for label in options.add):
         say("no added row has a number")
@@ -366,7 +361,7 @@ def look(
     to_run: Sequence[Cell],
 ) -> int:
     """Print the tables so far, or the remaining work with its estimated time; return 0."""
-    results = results_of(study, all_cells, stored_with(suite))
+    results = results_of(study, all_cells, read_finished(suite.finished))
     if options.save is not None:
         write_shown(suite, all_cells, study, "--save", options.save)
     if options.status and options.ranked:
@@ -410,10 +405,10 @@ def work_left(
             num_unknown += num_waiting
         lines.append((cells_of_kind[0].name.rpartition(",")[0], text if num_waiting else "done"))
     counts = Counter(states.values())
-    parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
+    parts = [f"{count(len(states), 'cell')}, {counts['done']} done, {counts['failed']} failed"]
     if total:
-        bound = "at most about" if options.until_decided else "about"
-        parts.append(f"the others take {bound} {as_time(total / options.jobs)} with --jobs {options.jobs}")
+        time = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)}"
+        parts.append(f"the rounds of the others take {time} with --jobs {options.jobs}")
     if num_unknown:
         parts.append(f"no time estimate for {num_unknown}, as no similar cell has finished")
     return [*grouped(lines), "; ".join(parts)]
@@ -435,7 +430,7 @@ def in_words(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResu
 
 def write_shown(suite: Suite, cells: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
     """Write the tables of the whole suite into the folder that ``key`` names; return the files."""
-    results = results_of(study, cells, stored_with(suite))
+    results = results_of(study, cells, read_finished(suite.finished))
     with writing_into(key, folder, LATER):
         return write_tables(suite, shown_cells(suite, cells, results), results, folder)
 

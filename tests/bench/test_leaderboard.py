@@ -81,7 +81,7 @@ def test_only_the_added_row_runs_and_its_rank_and_differences_are_those_by_hand(
     ended = bench(suite, "--add", "mine.yaml", "--output", "out", answer=answer)
     assert ended.status == 0
     # two rounds of half a second in each cell
-    assert ended.out.startswith("6 cells, 0 done, 0 failed; the others take about 6 s with --jobs 1")
+    assert ended.out.startswith("6 cells, 0 done, 0 failed; the rounds of the others take about 6 s with --jobs 1")
     assert ended.ran == [f"data={data},method=mine,seed={seed}" for seed in range(3) for data in "AB"]
     assert "A, global model: mine: 52.00 over 3 seeds, rank 2 of 4" in ended.out
     # the differences in the seeds are 10, 11, 12: Student's 97.5 % quantile with 2 degrees is 4.303
@@ -140,7 +140,7 @@ def test_a_row_of_which_a_run_failed_has_no_rank(bench, suite):
 def test_settings_of_an_added_row_that_are_not_the_baselines_are_named(bench, suite, tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"method": [MINE], "trainer": {"local_epochs": 9}}))
     ended = bench(suite, "--add", "mine.yaml", "--rerun", "FedAvg", "--dry-run", "--output", "out")
-    assert "12 cells, 0 done, 0 failed; the others take about 12 s" in ended.out
+    assert "12 cells, 0 done, 0 failed; the rounds of the others take about 12 s" in ended.out
     assert_names(ended.err, "warning: mine", "FedAvg", "trainer.local_epochs 9")
 
 
