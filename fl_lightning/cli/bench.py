@@ -268,6 +268,9 @@ def print_standings(
     if len(machines) > 1:
         names = "; ".join(sorted(machines))
         say(f"The rows ran on {names}: rounding differs between machines; --rerun ROW runs one here.")
+    stale = {module for modules in changed_code(results).values() for module in modules}
+    if stale:
+        say(f"Some cells were run with another version of {', '.join(sorted(stale))}; --stale run runs them again.")
     make_folder(options.output, "--output")
     with writing_into("--output", options.output, LATER):
         return write_leaderboard(suite, board, options.add, options.output)

@@ -128,6 +128,16 @@ def test_a_row_of_other_seeds_is_compared_over_those_that_the_baseline_has_too(b
     assert "rank 1 of 4" in ended.out and "+0.00 against FedProx, the best other mean" in ended.out
 
 
+def test_a_rank_by_cells_of_changed_code_says_so(bench, suite):
+    def with_code(cell, on_round):
+        told = answer(cell, on_round)
+        return {"done": {**told["done"], "code": {"my_method": "digest"}}}
+
+    bench(suite, "--add", "mine.yaml", "--output", "out", answer=with_code)
+    ended = bench(suite, "--add", "mine.yaml", "--stale", "keep", "--output", "out")
+    assert "rank 2 of 4" in ended.out and "another version of my_method" in ended.out
+
+
 def test_a_row_of_which_a_run_failed_has_no_rank(bench, suite):
     def failing(cell, on_round):
         return {"failed": "loss is nan"} if "method=mine,seed=1" in cell["name"] else answer(cell, on_round)
