@@ -505,8 +505,8 @@ def comparisons_csv(comparisons: Iterable[tuple[str | None, Comparison]]) -> str
     """Return CSV with a line for each row and column of each table, numbers unrounded; titles have a first column."""
     lines = list[dict[str, Any]]()
     for number, (title, comparison) in enumerate(comparisons, 1):
-        first = {} if title is None else {"title": title}
-        lines += ({**first, **line} for line in csv_lines(number, comparison))
+        title_column = {} if title is None else {"title": title}
+        lines += ({**title_column, **line} for line in csv_lines(number, comparison))
     # a table of scores has an additional column, and other suites have other axes
     longest: Mapping[str, Any] = max(lines, key=len, default={})
     columns = dict.fromkeys(column for line in (longest, *lines) for column in line)

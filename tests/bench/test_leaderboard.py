@@ -130,8 +130,8 @@ def test_a_row_of_other_seeds_is_compared_over_those_that_the_baseline_has_too(b
 
 def test_a_rank_by_cells_of_changed_code_says_so(bench, suite):
     def with_code(cell, on_round):
-        told = answer(cell, on_round)
-        return {"done": {**told["done"], "code": {"my_method": "digest"}}}
+        message = answer(cell, on_round)
+        return {"done": {**message["done"], "code": {"my_method": "digest"}}}
 
     bench(suite, "--add", "mine.yaml", "--output", "out", answer=with_code)
     ended = bench(suite, "--add", "mine.yaml", "--stale", "keep", "--output", "out")
