@@ -137,9 +137,7 @@ class Standing:
 
     def difference(self, method: str, other: str) -> Difference | None:
         """The paired difference of two methods over their common seeds; None without a common seed."""
-        if other not in self._values:
-            return None
-        pairs = self._values[[method, other]].dropna()
+        pairs = self._values.reindex(columns=[method, other]).dropna()
         return paired_difference([*pairs.itertuples(index=False, name=None)], "t", self._confidence)
 
     def _signed(self, mean: float, *interval: float) -> str:
@@ -176,7 +174,8 @@ class Standing:
         for method, row in (self.frame if methods is None else self.frame.loc[[*methods]]).iterrows():
             interval = row[["low", "high"]].dropna()
             difference = self._signed(row["difference"], *interval) if pd.notna(row["difference"]) else "-"
-            mean = " ± ".join(f"{number:.{self._decimals}f}" for number in row[["mean", "deviation"]].dropna())
+            numbers = row[["mean", "deviation"]].dropna()
+            mean = " ± ".join(f"{number:.{self._decimals}f}" for number in numbers)
             beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in NUMBERS_BESIDE]
             p = "-" if pd.isna(row["p"]) else "< 0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"
             rank = row["rank"] if pd.notna(row["rank"]) else "-"

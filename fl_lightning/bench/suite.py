@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,12 @@ class Suite(Criteria):
         """Name of its study: folder and file, such as ``fedcka-table2``."""
         name = f"{self.path.resolve().parent.name}-{self.path.stem}"
         return f"{name}{OF_OFFLINE}" if self.offline else name
+
+    @property
+    def tuned_axes(self) -> list[str]:
+        """The axes on which ``tune`` has a study for each label, and a folder of files."""
+        fixed = {"method", *self.tune.get("at", {})}
+        return [axis for axis in self.axes if axis not in fixed and len(self.axes[axis]) > 1]
 
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""
@@ -246,11 +252,6 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         require(bool(matching), "--only", pattern, hint)
         selected |= matching
     return [cell for cell in cells if not only or cell.name in selected]
-
-
-def tuned_axes(axes: Mapping[str, Any], at: Collection[str]) -> list[str]:
-    """The axes with a folder for each label among the files of ``tune``, which fixes the labels on the axes ``at``."""
-    return [axis for axis, labels in axes.items() if axis != "method" and axis not in at and len(labels) > 1]
 
 
 def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:

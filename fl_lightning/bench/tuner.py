@@ -36,7 +36,7 @@ from fl_lightning.bench.config_fragments import (
 )
 from fl_lightning.bench.scheduler import last_value
 from fl_lightning.bench.study import CellStudy, hidden
-from fl_lightning.bench.suite import Suite, tuned_axes
+from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.suite_file import BOOL, COUNT, MAPPING, NOT_EMPTY, SEEDS, SHARE, Kind, one_of, read_keys
 from fl_lightning.storage.metric_format import format_value
 from fl_lightning.utilities.errors import UsageError, printable, require
@@ -136,7 +136,7 @@ class Search:
         trials: int | None = None,
     ) -> None:
         self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
-        self.setting = [tuning.at[axis] for axis in tuned_axes(suite.axes, suite.tune.get("at", {}))]
+        self.setting = [tuning.at[axis] for axis in suite.tuned_axes]
         held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
         self.extra = [*extra, *([held_out] if tuning.val_fraction is not None else [])]
         self.study, self.spaces = "/".join([suite.name, "tune", *self.setting, label]), tuning.search[label]

@@ -37,7 +37,7 @@ from fl_lightning.bench.study import (
     results_of,
 )
 from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
-from fl_lightning.bench.suite_file import seedless, tuned_overrides
+from fl_lightning.bench.suite_file import seedless, with_tuned
 from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.table_rendering import markdown
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_specs
@@ -121,7 +121,9 @@ def run(args: Sequence[str]) -> int:
     for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
         require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
-    extra = [part for path in options.config for part in seedless(read_yaml(path), path, f"--config {path}")]
+    extra = list[Fragment]()
+    for path in options.config:
+        extra += seedless(read_yaml(path), path, f"--config {path}")
     options.own_output, options.output = options.storage is None, options.output or Path("runs") / suite.name
     options.storage = options.storage or f"{SQLITE}{options.output / 'study.db'}"
     options.again = f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
@@ -132,9 +134,7 @@ def run(args: Sequence[str]) -> int:
             if not options.status and (status := tune(seeds_of_suite, suite, extra)):
                 return status
             # an earlier command may have tuned other rows there
-            folder, rows = options.output / "tuned", set(map(file_part, options.add))
-            overrides = tuned_overrides(folder, suite.axes, suite.tune.get("at", {}), rows)
-            suite = replace(suite, overrides=(*suite.overrides, *overrides))
+            suite = with_tuned(suite, options.output / "tuned", {*map(file_part, options.add)})
         return (bench if args[0] == "bench" else tune)(options, suite, extra)
     except DATABASE_ERRORS as error:
         hint = "finished cells are in it; check that it is writable and not locked"
@@ -243,7 +243,8 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
 @cache
 def read_finished(path: Path | None) -> dict[str, CellResult]:
     """The results of the finished cells of a file, by digest; none without a file."""
-    return {} if path is None else finished({result.digest: result for _, result in read_cells(path)})
+    pairs = () if path is None else read_cells(path)
+    return finished({result.digest: result for _, result in pairs})
 
 
 def print_standings(
@@ -252,7 +253,8 @@ def print_standings(
     """Print where the added rows stand in each setting, and write all standings; return the files."""
     results = results_of(study, cells, read_finished(suite.finished))
     board = standings(suite, cells, results, options.add)
-    if not any(label in standing.frame.index for standing in board.values() for label in options.add):
+    rows = {row for standing in board.values() for row in standing.frame.index}
+    if rows.isdisjoint(options.add):
         say("no added row has a number")
         return []
     for part, standing in board.items():
@@ -295,8 +297,11 @@ def refuse_changed(cells: Sequence[Cell], changed: Mapping[str, Sequence[str]]) 
 def check_settings(suite: Suite, cells: Sequence[Cell], all_cells: Sequence[Cell]) -> None:
     """Warn of methods with other settings than the baseline; refuse tables of what no cell logs."""
     settings = unequal_settings(suite, suite.axes, compared_runs(suite, all_cells, {}))
-    texts = {(cell.labels.get(AXIS, ""), settings.get(tuple(cell.labels.values()), "")) for cell in cells}
-    for label, text in sorted(pair for pair in texts if pair[1]):
+    texts = set[tuple[str, str]]()
+    for cell in cells:
+        if text := settings.get(tuple(cell.labels.values())):
+            texts.add((cell.labels[AXIS], text))
+    for label, text in sorted(texts):
         print(f"warning: {label}: {text}", file=sys.stderr)
     shows = {table.show.name: table.show.callback for table in suite.tables}
     for show, callback in shows.items():
