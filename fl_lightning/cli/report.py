@@ -30,7 +30,7 @@ def report_parser() -> argparse.ArgumentParser:
     parser.add_argument("sources", metavar="DIR|STUDY", nargs="+", help=about)
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; default: report.html")
     parser.add_argument("--metric", metavar="TAG", help="metric of the comparison; default: test/accuracy")
-    parser.add_argument("--minimize", action="store_true", help="smaller values are better; default for a loss or error")
+    parser.add_argument("--minimize", action="store_true", help="smaller is better; default for a loss or an error")
     parser.add_argument("--baseline", metavar="NAME", help="method that others are compared with; default: FedAvg")
     parser.add_argument("--target", type=float, help="count the rounds to this value of the metric, such as 0.6")
     several: dict = {"nargs": "+", "action": "extend", "default": []}
