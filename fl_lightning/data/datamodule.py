@@ -40,8 +40,6 @@ class FederatedDataModule(LightningDataModule, ABC):
     def __init__(self, num_clients: int = 10, partitioner: Partitioner | None = None) -> None:
         super().__init__()
         require(num_clients >= 1, "data.num_clients", num_clients, "give 1 or more")
-        hint = "give a Partitioner; a function becomes the method __call__ of a subclass"
-        require(isinstance(partitioner, Partitioner | None), "data.partitioner", type(partitioner).__name__, hint)
         self.num_clients = num_clients
         self.partitioner = partitioner or IID()
 
@@ -72,8 +70,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, hint)
         kind, deal = type(self.partitioner).__name__, self.partitioner
         hint = "it needs integer labels, but the data set has none; choose IID, QuantityDirichlet or ByDomain"
-        require(labelled or not deal.needs_labels, "data.partitioner", kind, hint)
-        needs = deal.needs_domains
+        require(labelled or not getattr(deal, "needs_labels", True), "data.partitioner", kind, hint)
+        needs = getattr(deal, "needs_domains", False)
         hint = f"{type(self).__name__} has no domains; choose a partitioner that needs none, such as Dirichlet"
         require(domains is not None or not needs, "data.partitioner", kind, hint)
         parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *((domains,) if needs else ()))
@@ -85,7 +83,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         hint = f"there are {num_classes} classes; name all of them, or none"
         require(len(class_names) in (0, num_classes), "data: class_names", list(class_names), hint)
         names = (tuple(domain_names), tuple(class_names))
-        return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, *names)
+        return Plan(parts, labels if labelled else None, num_classes, getattr(deal, "moved", 0), domains, *names)
 
     def info(self, k: int) -> ClientInfo:
         """The description of client ``k``."""
@@ -99,7 +97,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         Clients are made of domains where they hold one each, or where the partitioner deals domains out.
         """
         domains = [] if self.plan.domains is None else np.unique(self.plan.domains[self.plan.parts[k]]).tolist()
-        by_domain = len(domains) == 1 or self.partitioner.needs_domains
+        by_domain = len(domains) == 1 or getattr(self.partitioner, "needs_domains", False)
         return domains if by_domain else []
 
     def own_test_rows(self, k: int, labels: Callable[[], np.ndarray], domains: np.ndarray | None) -> np.ndarray:

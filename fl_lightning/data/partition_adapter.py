@@ -223,7 +223,7 @@ class Partitioned(FederatedDataModule):
         domains, names = domains_of(dataset, self.domains), list[str]()
         name = self.domains or "domains"
         hint = f"has no {name}; add, to it or to each part of a ConcatDataset, an attribute or a column {name}"
-        suffices = domains is not None or not (self.domains or self.partitioner.needs_domains)
+        suffices = domains is not None or not (self.domains or getattr(self.partitioner, "needs_domains", False))
         require(suffices, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
             values, domains = np.unique(domains, return_inverse=True)

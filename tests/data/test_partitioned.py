@@ -15,7 +15,6 @@ from fl_lightning.data import (
     ClassesPerClient,
     ClientDirichlet,
     Dirichlet,
-    Partitioner,
     Pooled,
     QuantityDirichlet,
     Shards,
@@ -78,16 +77,13 @@ def test_partitioners_that_need_no_labels_take_any_targets(dataset, partitioner)
     assert data.info(0).num_examples == len(data.plan.parts[0])
 
 
-def test_a_partitioner_may_return_lists_and_a_function_is_none():
-    class First(Partitioner):
-        def __call__(self, labels, num_clients, rng):
-            return [list(range(len(labels))), *[[]] * (num_clients - 1)]
+def test_a_partitioner_may_be_a_function_and_return_lists():
+    def first(labels, num_clients, rng):
+        return [list(range(len(labels))), *[[]] * (num_clients - 1)]
 
-    data = ready(Partitioned(Theirs(), First(), num_clients=3))
+    data = ready(Partitioned(Theirs(), first, num_clients=3))
     assert [data.info(k).num_examples for k in range(3)] == [90, 0, 0]
     assert [len(data.train_dataloader(k)) for k in range(3)] == [11, 0, 0]
-    with refused("data.partitioner='function'"):
-        Partitioned(Theirs(), lambda labels, num_clients, rng: [], num_clients=3)
 
 
 def test_by_domain_needs_no_labels():

@@ -314,7 +314,6 @@ def divided(*ends):
     """Digits dealt out at these places."""
     data = small_data(num_clients=len(ends) + 1, train_size=100)
     data.partitioner = lambda labels, k, rng: np.split(np.arange(100), ends)
-    data.partitioner.moved = 0
     return data
 
 

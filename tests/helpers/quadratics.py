@@ -67,7 +67,6 @@ def repeated_rows(examples, sizes=None, batch_size=10_000):
     data = Partitioned(Rows(rows, batch_size), num_clients=len(examples))
     ends = np.cumsum(sizes)
     data.partitioner = lambda labels, k, rng: np.split(np.arange(len(rows)), ends[:-1])
-    data.partitioner.moved = 0
     return data
 
 
