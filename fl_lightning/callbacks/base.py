@@ -136,7 +136,7 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 def logged_instead(trainer: RunContext) -> str | None:
     """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
-    if not trainer.evaluation_is_due and trainer.server.round + 1 != trainer.max_rounds:
+    if not trainer.evaluation_is_due:
         return None
     pattern = re.compile("(train|val|test|rank|drift)[/_]")
     tags = sorted(filter(pattern.match, trainer.metrics))
