@@ -250,7 +250,10 @@ REFUSED = [
     ([StructuredDeCov(groups=17)], {}, ("StructuredDeCov.groups=17",)),
     ([FedRoD()], {"taps": {"logits": "encoder"}}, ("FedRoD", "logits", "encoder")),
     ([FedRoD()], {**PLAIN, "taps": {"representation": "encoder.layers.0"}}, ("FedRoD", "representation")),
-    ([LogitAdjustment(when="post_hoc"), KeepsBias()], {}, ("LogitAdjustment.when='post_hoc'",)),
+    *(
+        ([LogitAdjustment(when="post_hoc"), other()], {}, ("LogitAdjustment.when='post_hoc'",))
+        for other in (KeepsBias, IFCA, Ditto)
+    ),
     (
         [LogitAdjustment(when="post_hoc")],
         classified(nn.Linear(16, 10, bias=False)),
