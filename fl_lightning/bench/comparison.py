@@ -235,6 +235,7 @@ class Comparison:
         else:
             pairs = [number.pair for number in numbers]
         compared = [pair for pair in pairs if pair]
+        of_pairs = [number for _, number in compared]
         bounds = [bound_of(number) for number in numbers if number.pair]
         how = (criteria.interval, criteria.confidence, decide.prior_scale if decide else 1.0)
         difference = bounded(paired_difference(compared, *how), bounds)
@@ -270,7 +271,7 @@ class Comparison:
             seeds=seeds_to_decide(difference, *how, margin) if undecided else None,
             notes=tuple(notes),
             scale=scales[0] if scales else 1.0,
-            baseline=mean_of_baseline(compared),
+            baseline=math.fsum(of_pairs) / len(of_pairs) if of_pairs else None,
             student=student,
         )
 
@@ -303,11 +304,6 @@ class Comparison:
             row: round(entry.ours.mean, decimals) for row, entry in entries.items() if entry.ours and not entry.bound
         }
         return {row for row, mean in means.items() if mean == best(means.values())}
-
-
-def mean_of_baseline(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Return the mean of the second numbers of pairs; None without a pair."""
-    return math.fsum(number for _, number in pairs) / len(pairs) if pairs else None
 
 
 def bound_of(number: ComparedRun) -> str:

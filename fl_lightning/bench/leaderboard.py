@@ -12,11 +12,12 @@ import pandas as pd
 
 from fl_lightning.bench.cell import Cell, file_part
 from fl_lightning.bench.comparison import suite_comparison
-from fl_lightning.bench.config_fragments import Fragment, fragments_of, write_text
+from fl_lightning.bench.config_fragments import Fragment, write_text
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.shows import Fair, Show
+from fl_lightning.bench.shows import OF_METRIC, Fair, Show
 from fl_lightning.bench.statistics import Difference, fairness, holm, p_value, paired_difference
 from fl_lightning.bench.suite import Suite, Table
+from fl_lightning.bench.suite_file import seedless
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, latex_tables, markdown, plain_table
 from fl_lightning.bench.tuner import AXIS
 from fl_lightning.utilities.errors import OF_OWN_MODELS, count, require
@@ -39,47 +40,49 @@ def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
     """Add a row for each part, a config's file or the class of a method; return the suite and the new labels.
 
     Raises:
-        UsageError: the suite has no axis ``method``, a file cannot be read, or a label exists.
+        UsageError: the suite has no axis ``method``, or no rank; a file cannot be read, or a label exists.
     """
     require(AXIS in suite.axes, "--add", [*parts], f"{suite.path} has no axis {AXIS} for further rows")
+    hint = f"rows are ranked over equal seeds, by a table of {', '.join(OF_METRIC)} or fair, and {suite.path} has "
+    hint += "no such table" if suite.decide is None else "the key decide; leave it out"
+    require(bool(endpoints(suite)) and suite.decide is None, "--add", [*parts], hint)
     rows: dict[str, tuple[Fragment, ...]] = {}
     for part in parts:
         path, label = Path(part), part.rpartition(".")[2]
         fragments: tuple[Fragment, ...] = ({"method": [{"class_path": part}]},)
         if path.suffix in (".yaml", ".yml"):
-            label, fragments = path.stem, tuple(fragments_of(read_yaml(path), path))
-        rows_so_far = set(map(file_part, (*suite.axes[AXIS], *rows)))
-        hint = "is a row already; give the file, or the class, another name"
-        require(file_part(label) not in rows_so_far, "--add", label, hint)
+            label, fragments = path.stem, seedless(read_yaml(path), path, f"--add {path}")
+        names = {"", *map(file_part, (*suite.axes[AXIS], *rows))}
+        hint = "is a row already, or has no letter or digit; give the file, or the class, another name"
+        require(file_part(label) not in names, "--add", label, hint)
         rows[label] = fragments
     return replace(suite, axes={**suite.axes, AXIS: {**suite.axes[AXIS], **rows}}), [*rows]
 
 
 def endpoints(suite: Suite) -> list[tuple[str, Table]]:
-    """The numbers by which rows are ranked: the first table's, and the clients' accuracies if the suite has them."""
-    numbers = [("global model", suite.tables[0])]
-    for table in suite.tables[1:]:
-        if isinstance(table.show, Fair):
-            numbers.append(("clients' models", table))
-    return numbers
+    """The first table of the metric, and the first of the clients' accuracies: the numbers by which rows are ranked."""
+    tables = []
+    for endpoint, shows in {"global model": OF_METRIC, "clients' models": (Fair.name,)}.items():
+        tables += [(endpoint, table) for table in suite.tables if table.show.name in shows][:1]
+    return tables
 
 
 def frame_of_runs(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
-    """Return a line for each finished run, with its setting, method, seed, number, partition and numbers beside it.
+    """Return a line for each run that has ended, with its setting, method, seed, number, partition, and more numbers.
 
-    Only tables of the clients' accuracies have runs without a model that all clients share.
+    A run that failed has no number, and one without a model that all clients share only its clients' accuracies.
     """
     lines = []
     for number in suite_comparison(suite, table, cells, results).numbers:
         labels, result = dict(number.labels), number.result
-        if number.value is None or labels.pop(table.show.added_axis, "accuracy") != "accuracy":
+        ended = number.state in ("done", "failed", "nan")
+        if not ended or labels.pop(table.show.added_axis, "accuracy") != "accuracy":
             continue
         shares_no_model = any(OF_OWN_MODELS in warning for warning in result.warnings)
-        if shares_no_model and not isinstance(table.show, Fair):
-            continue
+        value = None if shares_no_model and not isinstance(table.show, Fair) else number.value
         method = labels.pop(AXIS)
         line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.seed}
-        line |= {"value": number.value, "plan": result.plan, "seconds a round": result.seconds}
+        line |= {"value": value, "plan": result.plan, "seconds a round": result.seconds}
         line[WORST] = 100 * fairness(result.metrics, {}).get("worst_tenth", math.nan)
         for tag, (name, scale) in BESIDE.items():
             line[name] = scale * result.metrics.get(tag, math.nan)
@@ -93,7 +96,7 @@ class Standing:
     Args:
         suite: the suite.
         show: the endpoint.
-        numbers: the lines of :func:`frame_of_runs` of one setting.
+        numbers: the lines of :func:`frame_of_runs` of one setting that have a number.
 
     Attributes:
         frame: a line for each method from best to worst: its rank, the mean and deviation over the seeds, the paired
@@ -104,6 +107,7 @@ class Standing:
 
     def __init__(self, suite: Suite, show: Show, numbers: pd.DataFrame) -> None:
         self.baseline, self._confidence = suite.baseline.get(AXIS, ""), suite.confidence
+        self._decimals = show.decimals(suite)
         self._values = numbers.pivot(index="seed", columns="method", values="value")
         plans = numbers.pivot(index="seed", columns="method", values="plan")
         of_baseline = plans.get(self.baseline, pd.Series(index=plans.index, dtype=object))
@@ -133,11 +137,13 @@ class Standing:
 
     def difference(self, method: str, other: str) -> Difference | None:
         """The paired difference of two methods over their common seeds; None without a common seed."""
-        if other not in self._values:
-            return None
-        pairs = self._values[[method, other]].dropna() if method != other else self._values[[method]].dropna()
-        numbers = pairs.iloc[:, [0, -1]].itertuples(index=False, name=None)
-        return paired_difference([*numbers], "t", self._confidence)
+        pairs = self._values.reindex(columns=[method, other]).dropna()
+        return paired_difference([*pairs.itertuples(index=False, name=None)], "t", self._confidence)
+
+    def _signed(self, mean: float, *interval: float) -> str:
+        """A difference with its interval, and the number of decimals of the endpoint."""
+        text, *ends = (f"{number:+.{self._decimals}f}" for number in (mean, *interval))
+        return f"{text} ({' to '.join(ends)})" if ends else text
 
     def rivals(self, label: str) -> dict[str, str]:
         """The rows with which a row is compared, each with the reason: the baseline, the nearest and the best other."""
@@ -151,25 +157,27 @@ class Standing:
     def sentence(self, label: str) -> str:
         """Where a row stands: rank, mean, and the differences to its rivals."""
         row, number = self.frame.loc[label], self.frame["rank"].count()
-        text = f"{label}: {row['mean']:.2f} over {count(int(row['seeds']), 'seed')}"
+        text = f"{label}: {row['mean']:.{self._decimals}f} over {count(int(row['seeds']), 'seed')}"
         if pd.isna(row["rank"]):
             return f"{text}, without a rank, since it lacks seeds, or has other partitions than {self.baseline}"
         parts = [f"{text}, rank {int(row['rank'])} of {number}"]
         for rival, reason in self.rivals(label).items():
             difference = self.difference(label, rival)
             if difference is not None:
-                parts.append(f"{difference_text(difference.mean, difference.interval)} against {rival}, {reason}")
+                text = self._signed(difference.mean, *(difference.interval or ()))
+                parts.append(f"{text} against {rival}, {reason}")
         return "; ".join(parts)
 
     def table(self, caption: str, methods: Collection[str] | None = None) -> TextTable:
         """The rows of some methods, by default of all, as text."""
         lines = []
         for method, row in (self.frame if methods is None else self.frame.loc[[*methods]]).iterrows():
-            interval = (row["low"], row["high"]) if pd.notna(row["low"]) else None
-            difference = difference_text(row["difference"], interval) if pd.notna(row["difference"]) else "-"
-            mean = f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if pd.notna(row["deviation"]) else "")
+            interval = row[["low", "high"]].dropna()
+            difference = self._signed(row["difference"], *interval) if pd.notna(row["difference"]) else "-"
+            numbers = row[["mean", "deviation"]].dropna()
+            mean = " ± ".join(f"{number:.{self._decimals}f}" for number in numbers)
             beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in NUMBERS_BESIDE]
-            p = f"{row['p']:.3f}" if pd.notna(row["p"]) else "-"
+            p = "-" if pd.isna(row["p"]) else "< 0.001" if row["p"] < 0.001 else f"{row['p']:.3f}"
             rank = row["rank"] if pd.notna(row["rank"]) else "-"
             lines.append([rank, method, mean, difference, p, *beside, int(row["seeds"])])
         heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *NUMBERS_BESIDE, "seeds"]
@@ -181,16 +189,16 @@ def standings(
 ) -> dict[tuple[str, str], Standing]:
     """Return the standing of each setting by each endpoint with a finished run.
 
-    Rows are compared over the seeds of the ``added`` ones alone, where these have finished runs.
+    Rows are compared over the seeds that have ended for the ``added`` ones and the baseline, where these have any.
     """
-    board = {}
+    board, decisive = {}, [*added, suite.baseline.get(AXIS, "")]
     for endpoint, table in endpoints(suite):
         numbers = frame_of_runs(suite, table, cells, results)
         for setting, of_setting in numbers.groupby("setting", sort=False) if len(numbers) else ():
             seeds = {*of_setting["seed"]}
-            for _, of_row in of_setting[of_setting["method"].isin(added)].groupby("method"):
+            for _, of_row in of_setting[of_setting["method"].isin(decisive)].groupby("method"):
                 seeds &= {*of_row["seed"]}
-            of_seeds = of_setting[of_setting["seed"].isin(seeds)]
+            of_seeds = of_setting[of_setting["seed"].isin(seeds)].dropna(subset="value")
             if len(of_seeds):
                 board[str(setting), endpoint] = Standing(suite, table.show, of_seeds)
     return board
@@ -260,8 +268,3 @@ def write_leaderboard(
         with in_style():
             figure.savefig(files[-1])
     return files
-
-
-def difference_text(mean: float, interval: tuple[float, float] | None) -> str:
-    """A difference with its interval."""
-    return f"{mean:+.2f}" + (f" ({interval[0]:+.2f} to {interval[1]:+.2f})" if interval else "")

@@ -103,6 +103,12 @@ class Suite(Criteria):
         name = f"{self.path.resolve().parent.name}-{self.path.stem}"
         return f"{name}{OF_OFFLINE}" if self.offline else name
 
+    @property
+    def tuned_axes(self) -> list[str]:
+        """The axes on which ``tune`` has a study for each label, and a folder of files."""
+        fixed = {"method", *self.tune.get("at", {})}
+        return [axis for axis in self.axes if axis not in fixed and len(self.axes[axis]) > 1]
+
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""
         for labels in itertools.product(*self.axes.values()):

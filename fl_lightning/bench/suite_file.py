@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_c
 from fl_lightning.bench.criteria import Decide
 from fl_lightning.bench.shows import OF_METRIC, SCORES, SHOWS, Fair, Mean, Rank, RoundsTo, Seconds, Show
 from fl_lightning.bench.statistics import half_width
-from fl_lightning.bench.suite import Choice, Suite, Table, without_data
+from fl_lightning.bench.suite import Suite, Table, without_data
 from fl_lightning.utilities.bundled_configs import packaged_config
 from fl_lightning.utilities.errors import UsageError, printable, require
 from fl_lightning.utilities.yaml_files import read_yaml
@@ -83,7 +83,8 @@ KEYS_OF_SUITE = {
     **{"title": TEXT, "source": TEXT, "notes": LIST, "base": ANY, "axes": NOT_EMPTY, "seeds": SEEDS},
     **{"overrides": LIST, "exclude": LIST, "metric": NAME, "minimize": BOOL, "percent": BOOL, "baseline": MAPPING},
     **{"confidence": SHARE, "tables": LIST},
-    **{"tune": ANY, "tuned": TEXT, "decide": ANY, "finished": TEXT},
+    **{"tune": NOT_EMPTY._replace(passes=lambda value: isinstance(value, Mapping))},
+    **{"tuned": TEXT, "decide": ANY, "finished": TEXT},
 }
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
 KEYS_OF_TABLE = {
@@ -100,7 +101,7 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         UsageError: the file or one that it names cannot be read, or a key or label is not known.
     """
-    file = Path(path) if os.path.exists(path) else packaged_config(path)
+    file = packaged_config(path) if os.path.isdir(path) or not os.path.exists(path) else Path(path)
     hint = "no such file; use another, or a suite of the package, such as feduv/table1"
     require(file is not None, "SUITE", str(path), hint)
     path = file or Path(path)
@@ -113,8 +114,6 @@ def load_suite(path: str | Path) -> Suite:
     for raw_override in keys.get("overrides", ()):
         override = read_keys(raw_override, {"when": CHOICE, "config": ANY}, f"{path}: overrides.", ["when", "config"])
         overrides.append((override["when"], seedless(override["config"], path, f"{path}: overrides.config")))
-    if "tuned" in keys:
-        overrides += tuned_overrides(path.parent / keys.pop("tuned"), axes)
     for when in keys.get("exclude", ()):
         require(CHOICE.passes(when), f"{path}: exclude", when, CHOICE.remedy)
     decide = None
@@ -123,6 +122,8 @@ def load_suite(path: str | Path) -> Suite:
         hint = "leave it out: decide has alpha"
         require("confidence" not in keys, f"{path}: confidence", keys.get("confidence"), hint)
         keys["confidence"] = 1 - decide.alpha
+        hint = "leave it out: with decide, the baseline's cells are in the study; give the file by --load"
+        require("finished" not in keys, f"{path}: finished", keys.get("finished"), hint)
     percent = keys.get("percent", True)
     tables = [parse_table(table, axes, percent, path) for table in keys.get("tables", [{}])]
     arguments = {
@@ -138,28 +139,31 @@ def load_suite(path: str | Path) -> Suite:
         "decide": decide,
         "finished": path.parent / keys["finished"] if "finished" in keys else None,
     }
+    tuned = keys.pop("tuned", None)
     suite = Suite(path=path, **{**keys, **arguments})
+    if tuned is not None:
+        folder = path.parent / tuned
+        require(folder.is_dir(), f"{path}: tuned", str(folder), "no such folder; name one that tune has written")
+        suite = with_tuned(suite, folder)
     require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
     check_labels(suite)
     return suite
 
 
-def tuned_overrides(
-    folder: Path, axes: Mapping[str, Mapping[str, Any]], methods: Collection[str] | None = None
-) -> Iterator[tuple[Choice, tuple[Fragment, ...]]]:
-    """Yield the files of ``tune`` in a folder, by default of all methods, each with the labels of its cells."""
-    settings = [axis for axis in axes if axis != "method"]
+def with_tuned(suite: Suite, folder: Path, methods: Collection[str] = ()) -> Suite:
+    """Return a suite with the values in the files of ``tune`` in a folder, by default of all methods."""
+    overrides = [*suite.overrides]
     for file in sorted(folder.rglob("*.yaml")):
         *parts, name = file.relative_to(folder).with_suffix("").parts
-        if methods is not None and name not in methods:
+        if methods and name not in methods:
             continue
-        by_axis = {"method": name, **dict(zip(settings, parts, strict=False))}
-        when = {}
+        by_axis, when = {"method": name, **dict(zip(suite.tuned_axes, parts, strict=False))}, {}
         for axis, part in by_axis.items():
-            labels = tuple(label for label in axes.get(axis, ()) if file_part(label) == part)
+            labels = tuple(label for label in suite.axes.get(axis, ()) if file_part(label) == part)
             require(bool(labels), str(file), part, f"no label of the axis {axis}; remove the file")
             when[axis] = labels
-        yield when, seedless(read_yaml(file), file, str(file))
+        overrides.append((when, seedless(read_yaml(file), file, str(file))))
+    return replace(suite, overrides=tuple(overrides))
 
 
 def suites_in(path: str | Path) -> list[Suite]:

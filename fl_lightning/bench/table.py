@@ -57,7 +57,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     results = with_notes(cells, results)
     comparisons = [suite_comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
-        return comparisons_csv(comparisons)
+        return comparisons_csv((None, comparison) for comparison in comparisons)
     lines = list(about(suite, cells, results))
     parts = suite_tables(suite, comparisons)
     if form == "tex":
@@ -501,24 +501,12 @@ def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:
     return f"{mean} ({100 * comparison.criteria.confidence:g} % interval [{ends}]{undecided})"
 
 
-def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
-    """Return CSV with a line for each row and column of each table, numbers unrounded."""
+def comparisons_csv(comparisons: Iterable[tuple[str | None, Comparison]]) -> str:
+    """Return CSV with a line for each row and column of each table, numbers unrounded; titles have a first column."""
     lines = list[dict[str, Any]]()
-    for number, table in enumerate(comparisons, 1):
-        lines += csv_lines(number, table)
-    return entries_csv(lines)
-
-
-def titled_csv(comparisons: Sequence[tuple[str, Comparison]]) -> str:
-    """Return the same CSV with a first column for the titles of the tables."""
-    lines = list[dict[str, Any]]()
-    for number, (title, table) in enumerate(comparisons, 1):
-        lines += ({"title": title, **line} for line in csv_lines(number, table))
-    return entries_csv(lines)
-
-
-def entries_csv(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the lines of tables as CSV."""
+    for number, (title, comparison) in enumerate(comparisons, 1):
+        title_column = {} if title is None else {"title": title}
+        lines += ({**title_column, **line} for line in csv_lines(number, comparison))
     # a table of scores has an additional column, and other suites have other axes
     longest: Mapping[str, Any] = max(lines, key=len, default={})
     columns = dict.fromkeys(column for line in (longest, *lines) for column in line)

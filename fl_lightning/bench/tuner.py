@@ -136,9 +136,7 @@ class Search:
         trials: int | None = None,
     ) -> None:
         self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
-        with_one_label = {axis for axis, labels in suite.axes.items() if len(labels) == 1}
-        fixed = with_one_label | {*suite.tune.get("at", {})}
-        self.setting = [of_axis for axis, of_axis in tuning.at.items() if axis not in fixed]
+        self.setting = [tuning.at[axis] for axis in suite.tuned_axes]
         held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
         self.extra = [*extra, *([held_out] if tuning.val_fraction is not None else [])]
         self.study, self.spaces = "/".join([suite.name, "tune", *self.setting, label]), tuning.search[label]

@@ -14,15 +14,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import yaml
 from joblib import cpu_count
 from optuna.study import Study
 
 from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cell import file_part
 from fl_lightning.bench.cells_csv import read_cells
-from fl_lightning.bench.comparison import compared_runs, unequal_settings
-from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
+from fl_lightning.bench.comparison import Part, compared_runs, unequal_settings, without_method
+from fl_lightning.bench.config_fragments import Fragment, config_digest, look_up
 from fl_lightning.bench.leaderboard import standings, with_rows, write_leaderboard
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
@@ -38,7 +37,7 @@ from fl_lightning.bench.study import (
     results_of,
 )
 from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
-from fl_lightning.bench.suite_file import tuned_overrides
+from fl_lightning.bench.suite_file import seedless, with_tuned
 from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.table_rendering import markdown
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_specs
@@ -51,7 +50,7 @@ from fl_lightning.cli.entry_point import (
     program,
 )
 from fl_lightning.utilities.errors import UsageError, UsageErrors, count, require, truncate, writing_into
-from fl_lightning.utilities.yaml_files import read_yaml
+from fl_lightning.utilities.yaml_files import parse_yaml, read_yaml
 
 # names that a line lists
 MOST_NAMES = 5
@@ -117,40 +116,42 @@ def run(args: Sequence[str]) -> int:
         suite = without_data(suite)
     if getattr(options, "add", ()):
         suite, options.add = with_rows(suite, options.add)
-        for label in options.rerun:
-            require(label in suite.axes[AXIS], "--rerun", label, "is not a row of the suite; name one")
+    for label in getattr(options, "rerun", ()):
+        require(label in suite.axes.get(AXIS, ()), "--rerun", label, "is not a row of the suite; name one")
     for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
         require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
-    extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
+    extra = list[Fragment]()
+    for path in options.config:
+        extra += seedless(read_yaml(path), path, f"--config {path}")
     options.own_output, options.output = options.storage is None, options.output or Path("runs") / suite.name
     options.storage = options.storage or f"{SQLITE}{options.output / 'study.db'}"
     options.again = f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
     try:
         if getattr(options, "tune", ()):
-            suite = tuned_rows(options, suite, extra)
+            suite = with_search(options, suite)
+            seeds_of_suite = argparse.Namespace(**{**vars(options), "seeds": None, "trials": None})
+            if not options.status and (status := tune(seeds_of_suite, suite, extra)):
+                return status
+            # an earlier command may have tuned other rows there
+            suite = with_tuned(suite, options.output / "tuned", {*map(file_part, options.add)})
         return (bench if args[0] == "bench" else tune)(options, suite, extra)
     except DATABASE_ERRORS as error:
         hint = "finished cells are in it; check that it is writable and not locked"
         raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then continue") from error
 
 
-def tuned_rows(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> Suite:
-    """Tune the added rows, and return the suite with their best values."""
-    hint = "tunes the rows of --add; add one"
-    require(bool(options.add), "--tune", options.tune, hint)
+def with_search(options: argparse.Namespace, suite: Suite) -> Suite:
+    """Return a suite that searches the values of ``--tune`` for the added rows."""
+    require(bool(options.add), "--tune", options.tune, "tunes the rows of --add; add one")
+    require(not options.dry_run, "--dry-run", True, "does not count the trials of --tune; leave one of them out")
     values: dict[str, list[Any]] = {}
     for text in options.tune:
         key, equals, numbers = text.partition("=")
-        space = yaml.safe_load(f"[{numbers}]") if equals else []
+        space = parse_yaml(f"[{numbers}]", f"--tune {text}") if equals else []
         require(bool(space), "--tune", text, "give a key and its values, such as mu=0.1,1,10")
-        values[key] = space
-    searching = replace(suite, tune={**suite.tune, "search": dict.fromkeys(options.add, values)})
-    status = tune(argparse.Namespace(**{**vars(options), "seeds": None, "trials": None}), searching, extra)
-    require(status == 0, "--tune", options.tune, "no trial of a row has succeeded; the lines above say why")
-    # an earlier command may have tuned other rows there
-    overrides = tuned_overrides(options.output / "tuned", suite.axes, set(map(file_part, options.add)))
-    return replace(suite, overrides=(*suite.overrides, *overrides))
+        values[key] = [*values.get(key, ()), *space]
+    return replace(suite, tune={**suite.tune, "search": dict.fromkeys(options.add, values)})
 
 
 def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
@@ -161,9 +162,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     all_cells = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     selected = select([cell for cell in all_cells if cell.seed in seeds], options.only)
+    # other rows have neither this scale nor these data
+    options.ranked = bool(options.add) and options.scale == 1 and not options.offline
     if options.add:
         selected = [cell for cell in selected if cell.labels[AXIS] in (*options.add, *options.rerun)]
-    finished_before = stored_with(suite)
+        require(bool(selected), "--only", options.only, "has no cell of the rows of --add; leave it out")
+    finished_before = read_finished(suite.finished)
     cells = [cell for cell in selected if cell.digest not in finished_before or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
@@ -186,10 +190,10 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     dropped = set(changed) if options.stale == "run" else set()
     if not only_look and options.stale is None:
         refuse_changed([cell for cell in cells if cell.digest in changed], changed)
+    to_run = [cell for cell in cells if cell.digest not in results_done.keys() - dropped]
     if not options.status:
-        check_settings(suite, cells)
+        check_settings(suite, cells, all_cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
-        to_run = [cell for cell in cells if cell.digest not in results_done.keys() - dropped]
         first_cells = [cells_of_kind[0] for cells_of_kind in kinds_of(to_run)]
         check_cells(suite.metric, {cell.name.rpartition(",")[0]: cell for cell in first_cells})
     if loaded or not only_look:
@@ -197,7 +201,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.save is not None:
         make_folder(options.save, "--save")
     if only_look and not loaded:
-        return look(suite, selected, all_cells, options, before, dropped)
+        return look(suite, selected, all_cells, options, before, to_run)
     database = database or open_database(options.storage)
     study = SuiteStudy(suite, database, cells, partial(pending_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
@@ -208,12 +212,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
             text += f"; {foreign} others are not cells of this suite, or have another config or scale"
         say(f"{path}: {text}")
     if only_look:
-        return look(suite, selected, all_cells, options, study, dropped)
+        return look(suite, selected, all_cells, options, study, to_run)
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
     if options.add:
-        say(expected_time(cells, all_cells, finished_before, options.jobs))
+        say(work_left(selected, to_run, all_cells, results_of(study, all_cells, finished_before), options)[-1])
     scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say)
     scheduler.run()
     if status := why_ended(scheduler, options.again):
@@ -222,12 +226,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     files = [write_shown(suite, all_cells, study, "--output", options.output)]
     if options.save is not None:
         files.append(write_shown(suite, all_cells, study, "--save", options.save))
-    if options.add:
+    if options.ranked:
         files.append(print_standings(suite, all_cells, options, study))
     else:
         print(in_words(suite, selected, results_of(study, selected, finished_before)))
     results = study.results()
-    for table, *beside in files:
+    for table, *beside in filter(None, files):
         say(f"Tables: {table}, {', '.join(path.name for path in beside)}")
     num_failed = sum(result.state == "failed" for result in results.values())
     if num_failed:
@@ -236,23 +240,23 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     return 1 if num_failed else 0
 
 
-def stored_with(suite: Suite) -> Mapping[str, CellResult]:
-    """The results of the finished cells that come with a suite, by digest."""
-    return read_finished(suite.finished) if suite.finished is not None else {}
-
-
 @cache
-def read_finished(path: Path) -> dict[str, CellResult]:
-    """The results of the finished cells of a file, by digest."""
-    return finished({result.digest: result for _, result in read_cells(path)})
+def read_finished(path: Path | None) -> dict[str, CellResult]:
+    """The results of the finished cells of a file, by digest; none without a file."""
+    pairs = () if path is None else read_cells(path)
+    return finished({result.digest: result for _, result in pairs})
 
 
 def print_standings(
     suite: Suite, cells: Sequence[Cell], options: argparse.Namespace, study: Study | None
 ) -> list[Path]:
     """Print where the added rows stand in each setting, and write all standings; return the files."""
-    results = results_of(study, cells, stored_with(suite))
+    results = results_of(study, cells, read_finished(suite.finished))
     board = standings(suite, cells, results, options.add)
+    rows = {row for standing in board.values() for row in standing.frame.index}
+    if rows.isdisjoint(options.add):
+        say("no added row has a number")
+        return []
     for part, standing in board.items():
         title = ", ".join(filter(None, part))
         labels = [label for label in options.add if label in standing.frame.index]
@@ -266,31 +270,12 @@ def print_standings(
     if len(machines) > 1:
         names = "; ".join(sorted(machines))
         say(f"The rows ran on {names}: rounding differs between machines; --rerun ROW runs one here.")
+    stale = {module for modules in changed_code(results).values() for module in modules}
+    if stale:
+        say(f"Some cells were run with another version of {', '.join(sorted(stale))}; --stale run runs them again.")
     make_folder(options.output, "--output")
     with writing_into("--output", options.output, LATER):
         return write_leaderboard(suite, board, options.add, options.output)
-
-
-def expected_time(
-    cells: Sequence[Cell], all_cells: Sequence[Cell], results: Mapping[str, CellResult], jobs: int
-) -> str:
-    """How long cells take, if their rounds take as long as those of the finished rows of their setting."""
-    seconds_of_settings = defaultdict[str, list[float]](list)
-    for cell in all_cells:
-        seconds = results[cell.digest].seconds if cell.digest in results else None
-        if seconds:
-            seconds_of_settings[setting_of(cell)].append(seconds)
-    total = 0.0
-    for cell in cells:
-        of_setting = seconds_of_settings[setting_of(cell)] or [0.0]
-        total += statistics.median(of_setting) * int(look_up(cell.config, "trainer.max_rounds", 10))
-    time = f"about {as_time(total / jobs)}, if their rounds take as long as the other rows', and the start of each cell"
-    return f"{count(len(cells), 'cell')} to run, {time if total else 'unknown time'}"
-
-
-def setting_of(cell: Cell) -> str:
-    """The labels of a cell on all axes but the method's."""
-    return ", ".join(label for axis, label in cell.labels.items() if axis != AXIS)
 
 
 def finished(results: Mapping[str, CellResult]) -> dict[str, CellResult]:
@@ -309,11 +294,14 @@ def refuse_changed(cells: Sequence[Cell], changed: Mapping[str, Sequence[str]]) 
     require(not cells, "--stale", None, f"{hint}these again, or keep to keep them, as the tables then state")
 
 
-def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
+def check_settings(suite: Suite, cells: Sequence[Cell], all_cells: Sequence[Cell]) -> None:
     """Warn of methods with other settings than the baseline; refuse tables of what no cell logs."""
-    settings = unequal_settings(suite, suite.axes, compared_runs(suite, cells, {})).items()
-    method = list(suite.axes).index("method") if "method" in suite.axes else 0
-    for label, text in sorted({(labels[method], text) for labels, text in settings}):
+    settings = unequal_settings(suite, suite.axes, compared_runs(suite, all_cells, {}))
+    texts = set[tuple[str, str]]()
+    for cell in cells:
+        if text := settings.get(tuple(cell.labels.values())):
+            texts.add((cell.labels[AXIS], text))
+    for label, text in sorted(texts):
         print(f"warning: {label}: {text}", file=sys.stderr)
     shows = {table.show.name: table.show.callback for table in suite.tables}
     for show, callback in shows.items():
@@ -378,44 +366,60 @@ def look(
     all_cells: Sequence[Cell],
     options: argparse.Namespace,
     study: Study | None,
-    dropped: Collection[str],
+    to_run: Sequence[Cell],
 ) -> int:
     """Print the tables so far, or the remaining work with its estimated time; return 0."""
-    results = results_of(study, cells, stored_with(suite))
+    results = results_of(study, all_cells, read_finished(suite.finished))
     if options.save is not None:
         write_shown(suite, all_cells, study, "--save", options.save)
-    if options.status and options.add:
+    if options.status and options.ranked:
         print_standings(suite, all_cells, options, study)
         return 0
     if options.status:
         print(in_words(suite, cells, results))
         return 0
-    states: dict[str, str] = {digest: result.state for digest, result in results.items()}
-    states |= dict.fromkeys(dropped & states.keys(), "waiting")
+    print("\n".join(work_left(cells, to_run, all_cells, results, options)))
+    return 0
+
+
+def work_left(
+    cells: Sequence[Cell],
+    to_run: Sequence[Cell],
+    all_cells: Sequence[Cell],
+    results: Mapping[str, CellResult],
+    options: argparse.Namespace,
+) -> list[str]:
+    """The number of cells to run of each config, and how long all of them take.
+
+    A round takes as long as in the finished cells of its config or, without one, of the other methods in its setting.
+    """
+    states: dict[str, str] = {cell.digest: results[cell.digest].state for cell in cells}
+    states |= {cell.digest: "waiting" for cell in to_run if states[cell.digest] == "done"}
+    of_settings = defaultdict[Part, list[float]](list)
+    for cell in all_cells:
+        of_settings[without_method(cell.labels)] += filter(None, [results[cell.digest].seconds])
     lines, total, num_unknown = list[tuple[str, str]](), 0.0, 0
     for cells_of_kind in kinds_of(cells):
         num_waiting = sum(states[cell.digest] in ("waiting", "running") for cell in cells_of_kind)
-        measured = [results[cell.digest].seconds for cell in cells_of_kind]
-        seconds = [value for value in measured if value is not None]
+        of_kind = [*filter(None, (results[cell.digest].seconds for cell in cells_of_kind))]
+        seconds = of_kind or of_settings[without_method(cells_of_kind[0].labels)]
         rounds = int(look_up(cells_of_kind[0].config, "trainer.max_rounds", 10))
         text = f"{num_waiting} to run, {rounds} rounds"
         if seconds:
-            mean = sum(seconds) / len(seconds)
-            total += num_waiting * rounds * mean
-            text += f" of {as_time(mean)}"
+            typical = statistics.median(seconds)
+            total += num_waiting * rounds * typical
+            text += f" of {as_time(typical)}"
         else:
             num_unknown += num_waiting
         lines.append((cells_of_kind[0].name.rpartition(",")[0], text if num_waiting else "done"))
-    print("\n".join(grouped(lines)))
     counts = Counter(states.values())
-    parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
+    parts = [f"{count(len(states), 'cell')}, {counts['done']} done, {counts['failed']} failed"]
     if total:
-        bound = "at most about" if options.until_decided else "about"
-        parts.append(f"the others take {bound} {as_time(total / options.jobs)} with --jobs {options.jobs}")
+        time = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)}"
+        parts.append(f"the rounds of the others take {time} with --jobs {options.jobs}")
     if num_unknown:
         parts.append(f"no time estimate for {num_unknown}, as no similar cell has finished")
-    print("; ".join(parts))
-    return 0
+    return [*grouped(lines), "; ".join(parts)]
 
 
 def as_time(seconds: float) -> str:
@@ -434,7 +438,7 @@ def in_words(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResu
 
 def write_shown(suite: Suite, cells: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
     """Write the tables of the whole suite into the folder that ``key`` names; return the files."""
-    results = results_of(study, cells, stored_with(suite))
+    results = results_of(study, cells, read_finished(suite.finished))
     with writing_into(key, folder, LATER):
         return write_tables(suite, shown_cells(suite, cells, results), results, folder)
 
@@ -468,12 +472,13 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
     specs, output = read_tuning_specs(suite), options.output
     specs = [replace(spec, seeds=tuple(first_seeds(spec.seeds, options.seeds))) for spec in specs]
-    first_cells = dict[str, tuple[Search, Cell]]()
+    first_cells, included = dict[str, tuple[Search, Cell]](), [*suite.combinations()]
     for label in specs[0].search:
         for spec in specs:
             search = Search(suite, spec, label, options.scale, extra, options.trials)
             cell = search.first_cell()
-            first_cells[cell.name] = search, cell
+            if cell.labels in included:
+                first_cells[cell.name] = search, cell
     searches, cells = list[Search](), dict[str, Cell]()
     for cell in selected_cells([cell for _, cell in first_cells.values()], options.only):
         search, _ = first_cells[cell.name]

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.table import count_states, suite_tables, titled_csv
+from fl_lightning.bench.table import comparisons_csv, count_states, suite_tables
 from fl_lightning.bench.table_rendering import (
     PACKAGES,
     TextTable,
@@ -73,13 +73,13 @@ class Report:
         comparisons = list[tuple[str, Comparison]]()
         for section in self.sections:
             comparisons += ((section.title, comparison) for comparison in section.comparisons.values())
-        texts[f"{stem}.csv"] = titled_csv(comparisons)
+        texts[f"{stem}.csv"] = comparisons_csv(comparisons)
         texts[f"{stem}.runs.csv"] = tables.runs_csv(self.sections)
         of_papers = []
         for study in self.studies:
             of_papers += [(study.title, comparison) for comparison in study.comparisons]
         if of_papers:
-            texts[f"{stem}.paper.csv"] = titled_csv(of_papers)
+            texts[f"{stem}.paper.csv"] = comparisons_csv(of_papers)
         return {f"{stem}.html": self.in_html(list(texts)), **texts}
 
     def in_html(self, files: Sequence[str]) -> str:

@@ -192,7 +192,9 @@ def test_csv_of_several_suites_has_the_axes_of_all(make):
         make(axes={"method": methods, **{axis: {"key": axis, "values": [1]} for axis in axes}})
         for axes in (("alpha", "size"), ("rate",))
     )
-    text = comparisons_csv([suite_comparison(suite, suite.tables[0], suite.cells(), {}) for suite in (longer, shorter)])
+    text = comparisons_csv(
+        (None, suite_comparison(suite, suite.tables[0], suite.cells(), {})) for suite in (longer, shorter)
+    )
     found = list(csv.DictReader(io.StringIO(text)))
     assert [(one["alpha"], one["size"], one["rate"]) for one in found] == [("1", "1", "")] * 3 + [("", "", "1")] * 3
 

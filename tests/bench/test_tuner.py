@@ -100,6 +100,11 @@ def test_each_point_of_a_grid_runs_once_and_the_best_is_written(tuned, best, tmp
     assert tuned()[1] == []
 
 
+def test_settings_that_the_suite_excludes_are_not_tuned(tuned):
+    ended, rounds = tuned({"search": GRID["search"]}, exclude=[{"alpha": 1}])
+    assert ended.status == 0 and {config["data"]["init_args"]["alpha"] for config, _ in rounds} == {0.1}
+
+
 def test_of_equal_trials_the_first_point_is_the_best_though_it_was_run_last(tuned, best):
     def failing(config, round_):
         if mu(config) == 0.001:

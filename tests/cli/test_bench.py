@@ -71,7 +71,7 @@ def test_a_dry_run_groups_kinds_and_makes_up_no_time(bench, toy, tmp_path):
 def test_a_dry_run_takes_the_seconds_of_finished_cells(bench, toy):
     bench(toy)
     ended = bench(toy, "--dry-run", "--seeds", 2)
-    assert "8 cells, 4 done, 0 failed; the others take about 6 s" in ended.out and not ended.ran
+    assert "8 cells, 4 done, 0 failed; the rounds of the others take about 6 s" in ended.out and not ended.ran
 
 
 @pytest.mark.parametrize("args", [[], ["--dry-run"]])
