@@ -46,10 +46,8 @@ class Attack(Method):
         methods = client.methods.methods
         earlier = methods[: methods.index(self)]
         self._earlier = [method for method in earlier if isinstance(method, Attack)]
-        mixing = []
-        for method in earlier:
-            if overrides(method, "transform_updates") and not isinstance(method, Attack):
-                mixing.append(type(method).__name__)
+        others = [method for method in earlier if not isinstance(method, Attack)]
+        mixing = [type(method).__name__ for method in others if overrides(method, "transform_updates")]
         hint = "it mixes the clients' updates; list the attack first"
         require(not mixing, f"{type(self).__name__} after method", mixing, hint)
 

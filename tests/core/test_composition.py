@@ -334,7 +334,7 @@ REFUSED = [
     # changes, gradients or weights that the other needs as they are
     *(([PFedMe(), other], {}, ("method", "PFedMe", type(other).__name__)) for other in (FedProx(), SCAFFOLD())),
     ([PFedMe()], tiny(Decays()), ("PFedMe", "weight_decay=[0.0, 0.1]", "PFedMe.inner_steps")),
-    ([FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
+    *(([FedALA(), kind()], {}, ("FedALA", kind.__name__)) for kind in (SCAFFOLD, variant(SCAFFOLD))),
     *(([FedALA(), other()], {}, ("FedALA", other.__name__)) for other in (FedDyn, FedNova)),
     *(([FedAS(), other()], {}, ("FedAS", other.__name__)) for other in (SCAFFOLD, FedDyn, FedNova, FedBABU)),
     ([FedAS(), Weighs(1.0, "even")], {}, ("FedAS", "Weighs")),
