@@ -40,7 +40,10 @@ class Callback:
         return type(self).on_client_end is not Callback.on_client_end
 
     def requires_evaluation(self, round_: int) -> bool:
-        """Return whether to evaluate the global model in this round, regardless of ``eval_every_n_rounds``."""
+        """Return whether to evaluate the global model in this round, regardless of ``eval_every_n_rounds``.
+
+        Schedules and ``EarlyStopping`` do not see such an evaluation.
+        """
         return False
 
     def needs_local_models(self, round_: int) -> bool:
