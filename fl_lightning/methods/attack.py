@@ -46,8 +46,8 @@ class Attack(Method):
         methods = client.methods.methods
         earlier = methods[: methods.index(self)]
         self._earlier = [method for method in earlier if isinstance(method, Attack)]
-        others = [method for method in earlier if not isinstance(method, Attack)]
-        mixing = [type(m).__name__ for m in others if overrides(m, "transform_updates")]
+        honest = [method for method in earlier if not isinstance(method, Attack)]
+        mixing = [type(m).__name__ for m in honest if overrides(m, "transform_updates")]
         hint = "it mixes the clients' updates; list the attack first"
         require(not mixing, f"{type(self).__name__} after method", mixing, hint)
 
