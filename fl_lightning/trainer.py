@@ -51,6 +51,7 @@ class FederatedTrainer(RunArguments):
     Args:
         max_rounds: number of rounds, at least 0; a callback such as ``EarlyStopping`` may end the run earlier.
         max_seconds: simulated seconds, above 0, with a ``clock``: the run ends before the first round that ends later.
+            Schedules over ``self.trainer.max_epochs`` and :class:`.FixBN` count ``max_rounds``.
         local_epochs: passes of a client over its data in a round, at least 1.
         local_steps: local steps of a client in a round, at least 1; replaces ``local_epochs``.
         participation: share of the clients in a round, in (0, 1].

@@ -40,7 +40,10 @@ class Callback:
         return type(self).on_client_end is not Callback.on_client_end
 
     def requires_evaluation(self, round_: int) -> bool:
-        """Return whether to evaluate the global model in this round, regardless of ``eval_every_n_rounds``."""
+        """Return whether to evaluate the global model in this round, regardless of ``eval_every_n_rounds``.
+
+        Schedules and ``EarlyStopping`` do not see such an evaluation.
+        """
         return False
 
     def needs_local_models(self, round_: int) -> bool:
@@ -136,7 +139,7 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 def logged_instead(trainer: RunContext) -> str | None:
     """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
-    if not trainer.evaluation_is_due and trainer.server.round + 1 != trainer.max_rounds:
+    if not trainer.evaluation_is_due:
         return None
     pattern = re.compile("(train|val|test|rank|drift)[/_]")
     tags = sorted(filter(pattern.match, trainer.metrics))

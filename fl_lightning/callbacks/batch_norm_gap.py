@@ -22,8 +22,8 @@ class BatchNormGap(PeriodicCallback):
     """Logs the distance between the global model's running statistics of BatchNorm and the recomputed ones.
 
     The statistics are recomputed for the same weights on the training data of the round's cohort, layer by layer, as
-    ``trainer.buffers=recalibrate`` does, for which both values are 0. ``bn_gap/mean`` is in standard deviations of a
-    channel, and ``bn_gap/variance`` is the logarithm of the ratio of the variances.
+    ``trainer.buffers=recalibrate`` does, for which both values are 0 if each client sends an update. ``bn_gap/mean`` is
+    in standard deviations of a channel, and ``bn_gap/variance`` is the logarithm of the ratio of the variances.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too. A measurement

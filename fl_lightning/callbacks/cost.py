@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.measurement import PeriodicCallback
+from fl_lightning.callbacks.measurement import PeriodicCallback, skips
 from fl_lightning.client import Client
 from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import num_bytes
@@ -80,8 +80,9 @@ class CostLedger(PeriodicCallback):
         self._began, self._sums = time.perf_counter(), Sums()
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
-        # methods with a client's previous model cost more from the second round on
-        if round_ <= 1 or self.is_multiple(round_) or not self._step:
+        # methods with a client's previous model cost more in later visits
+        returns = not trainer.client.memories().owners.keys().isdisjoint(trainer.server.cohort)
+        if round_ <= 1 or self.is_multiple(round_) or not self._step or returns > self._step["returns"]:
             self._step = count_step(trainer) or self._step
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
@@ -122,12 +123,14 @@ class CostLedger(PeriodicCallback):
         """Return the operations of a round with ``steps`` local steps and ``runs`` passes of reference models."""
         step, counted = self._step, {"steps": float(steps), "forwards_extra": float(runs)}
         if step:
-            # with a cache, reference models may run less than once a step
-            times = runs / step["runs"] if step["runs"] else steps
-            extra = {name: value * times for name, value in step["extra"].items()}
-            every = extra.pop("")
+            # with a cache, or in first visits, reference models run less than once a step
+            passes = runs / step["runs"] if step["runs"] else steps
+            times = {name: passes if name in step["observing"] else steps for name in step["extra"]}
+            every = step["joint"] * passes
+            for name, value in step["extra"].items():
+                every += value * (times[name] - passes)
+                counted[f"flops_extra/{name}"] = value * times[name]
             counted |= {"flops": step["own"] * steps + every, "flops_extra": every}
-            counted |= {f"flops_extra/{name}": value for name, value in extra.items()}
         return counted
 
     def _write(self, trainer: RunContext) -> None:
@@ -152,13 +155,16 @@ class CostLedger(PeriodicCallback):
 
 
 def count_step(trainer: RunContext) -> dict[str, Any]:
-    """Return the operations of one local step of the cohort's first client; all workers call this.
+    """Return the operations of one local step of a client of the cohort; all workers call this.
 
-    ``own`` counts the module alone, ``extra`` the part of all methods, under the empty name, and of each method;
-    ``runs`` counts passes of reference models. The result is empty if no client of the cohort has a batch.
+    ``own`` counts the module alone, ``joint`` the part of all methods, ``extra`` that of each; ``runs`` counts passes
+    of reference models, which the methods in ``observing`` use. ``returns`` is whether the client has a memory. The
+    result is empty if no client of the cohort has a batch, or if the client fails in a run that skips such clients.
     """
     owners, datamodule, names = trainer.client.memories().owners, trainer.data, trainer.methods.names
-    k = next((k for k in sorted(trainer.server.cohort) if num_batches(datamodule, k)), None)
+    # a client without a previous visit may have nothing to compare with
+    clients = sorted(trainer.server.cohort, key=lambda k: (k not in owners, k))
+    k = next((k for k in clients if num_batches(datamodule, k)), None)
     counted: dict[str, Any] = {}
     if k is not None and trainer.global_rank == owners.get(k, 0):
 
@@ -167,9 +173,16 @@ def count_step(trainer: RunContext) -> dict[str, Any]:
                 runs = trainer.rehearse(k, methods)
             return counter.get_total_flops(), runs
 
-        (base, _), (every, runs) = operations([]), operations(names)
-        extra = {name: operations([name])[0] - base for name in names}
-        counted = {"own": base, "extra": {"": every - base, **extra}, "runs": runs}
+        try:
+            (base, _), (every, runs) = operations([]), operations(names)
+            parts = {name: operations([name]) for name in names}
+            extra = {name: total - base for name, (total, _) in parts.items()}
+            observing = [name for name, (_, own_runs) in parts.items() if own_runs]
+            counted = {"own": base, "joint": every - base, "extra": extra, "runs": runs}
+            counted |= {"observing": observing, "returns": k in owners}
+        except Exception as error:
+            if not skips(trainer, error):
+                raise
     return next((of_worker for of_worker in trainer.gather(counted) if of_worker), {})
 
 

@@ -111,7 +111,8 @@ class DeviationBound(ClientMeasurement):
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
         trained = self._weight in trainer.client.trainable
         require(trained, "DeviationBound: the classifier", self._weight, "is not trained; remove the callback")
-        of_methods = [method.tau for method in trainer.methods.methods if hasattr(method, "tau")]
+        methods: list[Any] = trainer.methods.methods
+        of_methods = [method.tau for method in methods if method.name == "fedlc"]
         self._tau = float(self.tau if self.tau is not None else [*of_methods, 1.0][0])
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:

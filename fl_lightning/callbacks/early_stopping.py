@@ -68,7 +68,8 @@ class EarlyStopping(MonitoringCallback):
     """Ends the run after a round in which a metric has not improved for ``patience`` evaluations.
 
     Arguments and rule are as in Lightning's ``EarlyStopping``. Any tag of ``metrics.csv`` can be monitored, because the
-    other callbacks log first. Rounds that do not log the metric do not count.
+    other callbacks log first. Rounds that do not log the metric do not count, nor do evaluations that only other
+    callbacks require.
 
     Args:
         monitor: tag of the metric, such as ``test/accuracy``.
@@ -113,6 +114,8 @@ class EarlyStopping(MonitoringCallback):
 
     def on_round_end(self, trainer: RunContext) -> None:
         value = trainer.metrics.get(self.monitor)
+        if re.split("[/_]", self.monitor)[0] in ("val", "test") and not trainer.evaluation_is_due:
+            value = None  # what other callbacks ask for must not end the run
         self._seen = self._seen or value is not None
         self.check_seen(trainer)
         if value is None:
@@ -144,8 +147,10 @@ class BestCheckpoint(MonitoringCallback):
             for a metric that usually rises.
 
     Raises:
-        UsageError: an unknown mode, or a metric that the run does not log.
+        UsageError: an unknown mode, a metric that the run does not log, or two of these callbacks.
     """
+
+    file = "checkpoints/best.ckpt"
 
     def __init__(self, monitor: str, mode: Literal["min", "max"] | None = None) -> None:
         super().__init__(monitor, mode)
@@ -163,11 +168,10 @@ class BestCheckpoint(MonitoringCallback):
         self._compare(trainer)  # the final model may have been evaluated since on_round_end
 
     def state_dict(self) -> dict[str, Any]:
-        return {"monitor": self.monitor, "mode": self.mode or "min", "best": self._best, "round": self._round}
+        return {"best": self._best, "round": self._round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # the best value of another metric is meaningless
-        if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode or "min"):
+        if state:
             self._best, self._round = state["best"], state["round"]
 
     def _compare(self, trainer: RunContext) -> None:

@@ -21,7 +21,7 @@ from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.storage.atomic_io import write_atomically
-from fl_lightning.utilities.errors import UsageError, require
+from fl_lightning.utilities.errors import LostWorkerError, UsageError, require, with_location
 
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs
@@ -267,15 +267,28 @@ class ClientMeasurement(Measurement):
 def measure_clients(trainer: RunContext, clients: Sequence[int], measure: Callable[[int], Value]) -> dict[int, Value]:
     """Return the measurement of each client by id, in ascending order; all workers call this.
 
-    A worker measures the clients that it owns, and its share of the clients without an owner.
+    A worker measures the clients that it owns, and its share of the clients without an owner. In a run that skips
+    clients that fail, one whose measurement fails is left out, with a warning.
     """
     owners, size = trainer.client.memories().owners, trainer.world_size
+    values, failures = dict[int, Value](), dict[int, str]()
     with trainer.alone():
-        values = {}
         for place, k in enumerate(clients):
             if owners.get(k, place % size) == trainer.global_rank:
-                values[k] = measure(k)
+                try:
+                    values[k] = measure(k)
+                except Exception as error:
+                    if not skips(trainer, error):
+                        raise
+                    failures[k] = with_location(error)
+    for k, text in merge_sorted(trainer.gather(failures)).items():
+        trainer.warn(f"round {trainer.server.round}: client {k} is not measured: {text}")
     return merge_sorted(trainer.gather(values))
+
+
+def skips(trainer: RunContext, error: Exception) -> bool:
+    """Return whether the run goes on without a client that has failed with this error."""
+    return trainer.run.trainer.on_client_error == "skip" and not isinstance(error, (LostWorkerError, UsageError))
 
 
 def labelled(

@@ -137,7 +137,9 @@ class PersonalAccuracy(Measurement):
 
     def _measured(self, trainer: RunContext, tune: bool) -> dict[str, Any]:
         """Measure, log and return the arrays; all workers call this."""
-        values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
+        measured_clients = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
+        missing = dict.fromkeys(next(iter(measured_clients.values()), {"own": 0.0, "examples": 0.0}), math.nan)
+        values = {k: measured_clients.get(k, {**missing}) for k in self.clients}
         examples = np.array([of_client.pop("examples") for of_client in values.values()])
         measured: dict[str, Any] = {"clients": np.array(self.clients), "examples": examples}
         for model_name in next(iter(values.values())):

@@ -125,6 +125,11 @@ class SpectrumMonitor(EvaluationMeasurement):
         hint = f"{type(module).__name__} has no LoRA adapter; leave it out"
         require(bool(self._adapters) or not self.lora, "SpectrumMonitor.lora", self.lora, hint)
         missing = "test_dataloader" if not trainer.has_data("test") else "" if has_test_step(trainer) else "test_step"
+        path = trainer.client.tap_paths["logits"]
+        hint = f"it stays with the clients, and there is no {missing}; add one, or take SpectrumMonitor out"
+        require(
+            not missing or f"{path}.weight" not in trainer.client.kept, "SpectrumMonitor: the classifier", path, hint
+        )
         if missing:
             trainer.warn(f"SpectrumMonitor: no {missing}, so no spectra of representations; add one")
 

@@ -119,9 +119,6 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
         for name in ("eval_every_n_rounds", "eval_every_seconds"):
             description[name] = getattr(trainer, name)
-        usual = Callback.requires_evaluation
-        asking = [part for part in run.callbacks if type(part).requires_evaluation is not usual]
-        description["callbacks"] = [*map(describe_callback, asking)]
     return description
 
 

@@ -15,6 +15,7 @@ from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.storage.metric_format import tagged
+from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import ClientError, add_note
 
 
@@ -42,11 +43,14 @@ def run_round(run: Run, round_: int) -> bool:
     if arrived and run.trainer.buffers in RECALIBRATES:
         with run.metrics.timed("recalibrate"):
             recalibrate(run, arrived)
-    due = run.trainer.evaluation_is_due or round_ + 1 == run.trainer.max_rounds
-    evaluated = due or any(callback.requires_evaluation(round_) for callback in run.callbacks)
-    if evaluated:
+    due = run.trainer.evaluation_is_due
+    if due:
         run.backend.evaluate(run)
-    run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
+    run.local_training.monitored.after_round(round_, run.metrics.current, due)
+    evaluated = due or any(callback.requires_evaluation(round_) for callback in run.callbacks)
+    if evaluated and not due:  # training must not depend on the callbacks
+        with patched(run.worker_module, evaluated=run.worker_module.evaluated):
+            run.backend.evaluate(run)
     with run.metrics.timed("log"):
         run.call("on_round_end")
     stopped = agree_to_stop(run)

@@ -29,8 +29,8 @@ class APFL(Method):
     r"""Trains a personal model :math:`v_k` in a mixture with the global one, on the same batches.
 
     Both gradients of a step are computed before it. :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of the
-    client's optimizer but without its momentum and weight decay. The mixture has its own running statistics, and the
-    module's own loss. The update that a client sends does not depend on :math:`v_k` and :math:`\alpha_k`.
+    client's optimizer but without its momentum, weight decay and clipping. The mixture has its own running statistics,
+    and the module's own loss. The update that a client sends does not depend on :math:`v_k` and :math:`\alpha_k`.
 
     On its test data, a client uses the mixture of :math:`v_k` and the received model (evaluation point R). A new client
     uses the global model, with which :math:`v_k` begins; ``test/accuracy`` measures the global model.

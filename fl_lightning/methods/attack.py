@@ -19,9 +19,10 @@ Clients = list[int] | None
 
 
 class Attack(Method):
-    """An attack by some of the clients, to test rules that resist it; ``attack/clients`` counts them in each round.
+    """An attack by some of the clients, to test rules that resist it.
 
-    ``PersonalAccuracy`` and ``Scores`` leave the attackers out of their measurements on the clients.
+    In each round ``attack/clients`` counts the clients that attack in any way of the list. ``PersonalAccuracy`` and
+    ``Scores`` leave the attackers out of their measurements on the clients.
 
     Args:
         clients: ids of the attackers; None draws them.
@@ -39,14 +40,14 @@ class Attack(Method):
         require(start >= 0, f"{kind}.start", start, "give a round from 0")
         require(clients is None or min(clients, default=0) >= 0, f"{kind}.clients", clients, "ids count from 0")
         self.clients, self.share, self.start = clients, share, start
-        self.round, self._attackers = 0, list[int]()
+        self.round, self._attackers, self._earlier = 0, list[int](), list[Attack]()
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         methods = client.methods.methods
-        mixing = []
-        for method in methods[: methods.index(self)]:
-            if overrides(method, "transform_updates") and not isinstance(method, Attack):
-                mixing.append(type(method).__name__)
+        earlier = methods[: methods.index(self)]
+        self._earlier = [method for method in earlier if isinstance(method, Attack)]
+        honest = [method for method in earlier if not isinstance(method, Attack)]
+        mixing = [type(m).__name__ for m in honest if overrides(m, "transform_updates")]
         hint = "it mixes the clients' updates; list the attack first"
         require(not mixing, f"{type(self).__name__} after method", mixing, hint)
 
@@ -63,7 +64,8 @@ class Attack(Method):
 
     def on_round_start(self, server: Server) -> None:
         self.round = server.round
-        server.metrics["attack/clients"] = len([k for k in server.cohort if self.attacks(k)])
+        attacks = [attack.attacks for attack in (*self._earlier, self)]
+        server.metrics["attack/clients"] = sum(any(attack(k) for attack in attacks) for k in server.cohort)
 
     def attacks(self, k: int) -> bool:
         """Whether client k attacks in this round."""

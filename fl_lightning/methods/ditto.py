@@ -25,8 +25,9 @@ class Ditto(Method):
     r"""Trains a personal model next to the global one, and pulls it towards the received model :math:`w^t`.
 
     :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of the client's optimizer but without its momentum and
-    weight decay, and has its own running statistics. Entries that stay with the client, such as FedBN's, are not
-    pulled. The update that a client sends does not depend on :math:`v_k`. A step computes two gradients.
+    weight decay and without clipping, and has its own running statistics. Entries that stay with the client, such as
+    FedBN's, are not pulled. The update that a client sends does not depend on :math:`v_k`. A step computes two
+    gradients.
 
     On its test data, a client uses :math:`v_k`, which changes only in its own visits (evaluation point R, which equals
     T). A new client uses the global model, with which :math:`v_k` begins; ``test/accuracy`` measures the global model.

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Step, overrides
+from fl_lightning.core.method import Step
 from fl_lightning.functional import class_sums
 from fl_lightning.functional.rows import as_rows, in_full_precision
 from fl_lightning.methods.fedper import FedPer
@@ -73,9 +73,8 @@ class FedAS(FedPer):
         hint = "a client's steps do not start at the received model, as it assumes; take it out"
         require(not reading_sums(client), "FedAS with method", reading_sums(client), hint)
         if self.weighting != "examples":
-            methods = [method for method in client.methods.methods if method is not self]
-            weighting = [method for method in methods if overrides(method, "client_weight")]
-            names = [type(method).__name__ for method in weighting]
+            weighting = client.methods.overriding("client_weight")
+            names = [type(method).__name__ for method in weighting if method is not self]
             require(not names, "FedAS with method", names, "it weights clients, too; set FedAS.weighting to examples")
 
     def on_client_start(self, client: ClientContext) -> None:

@@ -59,8 +59,7 @@ class FedLC(Method):
         self.tau, self.missing, self.denominator, self.margin = tau, missing, denominator, margin
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
-        counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        return calibrated_logits(logits, transferred(counts, logits.device), self.tau, self.missing, self.margin)
+        return calibrated_logits(logits, counts_on(client, logits), self.tau, self.missing, self.margin)
 
     def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         """Log(1 - p_y), which turns the cross-entropy over all classes into the equation as printed."""
@@ -69,3 +68,9 @@ class FedLC(Method):
         logits = self.transform_logits(client, step.taps["logits"])
         true = torch.nn.functional.one_hot(step.targets, logits.shape[1]).bool()
         return (logits.masked_fill(true, -torch.inf).logsumexp(1) - logits.logsumexp(1)).mean()
+
+
+def counts_on(client: ClientContext, logits: Tensor) -> Tensor:
+    """The client's label counts, on the device of the logits."""
+    counts: Tensor = client.info.label_counts  # type: ignore[assignment]
+    return transferred(counts, logits.device)

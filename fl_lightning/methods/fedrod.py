@@ -23,9 +23,9 @@ from torch.nn.functional import cross_entropy
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method, Step
 from fl_lightning.core.state import State
-from fl_lightning.data.transfer import transferred
 from fl_lightning.functional import adjusted_logits, as_rows
 from fl_lightning.functional.rows import in_full_precision
+from fl_lightning.methods.fedlc import counts_on
 from fl_lightning.utilities.errors import require
 
 
@@ -76,8 +76,7 @@ class FedRoD(Method):
             client.live[personal].copy_(value if self.head_init == "copy" else torch.zeros_like(value))
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
-        counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        return adjusted_logits(logits, transferred(counts, logits.device), self.gamma)
+        return adjusted_logits(logits, counts_on(client, logits), self.gamma)
 
     def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         if step.targets is None:

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method
-from fl_lightning.data.transfer import transferred
 from fl_lightning.functional import restricted_logits
+from fl_lightning.methods.fedlc import counts_on
 from fl_lightning.utilities.errors import require
 
 
@@ -62,9 +62,8 @@ class FedRS(Method):
         self._bias = None if self.use_bias or not biases else biases[0]
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
-        counts: Tensor = client.info.label_counts  # type: ignore[assignment]
         logits = logits if self._bias is None else logits - client.live[self._bias]
-        return restricted_logits(logits, transferred(counts, logits.device), self.alpha, self.mode)
+        return restricted_logits(logits, counts_on(client, logits), self.alpha, self.mode)
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         # subtracting the bias leaves a gradient of 0, with which weight decay and momentum would still move it

@@ -80,5 +80,6 @@ class FedSAM(Method):
 
 def reading_sums(client: ClientContext) -> list[str]:
     """The methods of the list for which a client's change is its rate times a sum of gradients on its way."""
-    kinds = [type(method).__name__ for method in client.methods.methods]
-    return [kind for kind in kinds if kind in ("SCAFFOLD", "FedDyn", "FedNova")]
+    # subclasses inherit the names
+    names = ("scaffold", "feddyn", "fednova")
+    return [type(method).__name__ for method in client.methods.methods if method.name in names]

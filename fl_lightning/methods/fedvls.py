@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method, Penalty, Step
-from fl_lightning.data.transfer import transferred
 from fl_lightning.functional import adjusted_logits, logit_suppression, vacant_class_distillation
+from fl_lightning.methods.fedlc import counts_on
 from fl_lightning.utilities.errors import require
 
 
@@ -65,9 +65,3 @@ class FedVLS(Method):
         suppression = self.beta * logit_suppression(logits, step.targets, counts)
         distillation = self.lam * vacant_class_distillation(logits, reference, counts)
         return suppression + distillation, {"suppression": suppression, "distillation": distillation}
-
-
-def counts_on(client: ClientContext, logits: Tensor) -> Tensor:
-    """The client's label counts, on the device of the logits."""
-    counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-    return transferred(counts, logits.device)

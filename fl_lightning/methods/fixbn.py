@@ -16,13 +16,13 @@ class FixBN(Method):
     """Freezes the statistics of BatchNorm after a share of the rounds; until then it is FedAvg.
 
     Before, clients normalise by the mean and variance of the batch. In later rounds they normalise by the received
-    running statistics, in training as in evaluation, and these no longer change. Scale and shift are always trained.
+    running statistics, in training as in evaluation, and no longer change these. Scale and shift are always trained.
     Gradients are then computed for the evaluated network, so that one full-batch step by all clients is one step on the
     pooled data.
 
     Args:
-        share: share of the rounds before the statistics are frozen, 0 to 1; 1 is FedAvg, and 0 always uses the
-            statistics of the initial model.
+        share: share of ``trainer.max_rounds`` before the statistics are frozen, 0 to 1; 1 is FedAvg, and 0 always uses
+            the statistics of the initial model.
 
     Raises:
         UsageError: ``share`` is not from 0 to 1, the module has no BatchNorm layer that updates running statistics, or
@@ -47,6 +47,6 @@ class FixBN(Method):
         )
         require(not stay, "FixBN with BatchNorm layers", stay, hint)
         fit_progress = client.visit.fit_progress
-        if fit_progress.round >= self.share * fit_progress.rounds:
+        if fit_progress.round >= self.share * fit_progress.rounds - 1e-9:
             for path in client.batch_norms:
                 client.module.get_submodule(path).eval()

@@ -49,7 +49,8 @@ class LogitAdjustment(Method):
 
     Raises:
         UsageError: ``tau`` or ``floor`` is below 0, clients have no label counts, or another method changes logits by
-            label counts, too; post hoc, ``prior`` is ``local``, or the classifier has no bias that travels.
+            label counts, too; post hoc, ``prior`` is ``local``, the classifier has no bias that travels, or another
+            method gives clients models of their own.
     """
 
     requires = ("logits",)
@@ -79,6 +80,8 @@ class LogitAdjustment(Method):
             self._bias = f"{path}.bias"
             hint = f"the tap logits is bound to {path!r}, which has no bias; use training"
             require(self._bias in client.live, "LogitAdjustment.when", self.when, hint)
+            hint = "the models that another method gives the clients are not adjusted; use training"
+            require(not client.methods.personalizes, "LogitAdjustment.when", self.when, hint)
 
     def on_fit_start(self, server: Server) -> None:
         if self.prior == "global":

@@ -8,6 +8,9 @@ Code: https://github.com/LPD-EPFL/byzfl
 
 from __future__ import annotations
 
+from torch.optim import Optimizer
+
+from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import Updates
 from fl_lightning.functional import chosen_by_score
@@ -26,7 +29,8 @@ class NNM(RobustRule):
             ``trainer.weighting=uniform``.
 
     Raises:
-        UsageError: ``f`` is below 0, the cohort has at most 2 f clients, or another method's sums would pass by it.
+        UsageError: ``f`` is below 0, the cohort has at most 2 f clients, another method's sums would pass by it, or
+            another method gives clients different models.
     """
 
     name = "nnm"
@@ -35,6 +39,12 @@ class NNM(RobustRule):
     def __init__(self, f: int = 1) -> None:
         require(f >= 0, "NNM.f", f, "give 0 or more")
         self.f = f
+
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        super().setup(client, optimizer)
+        hooks = client.methods.overriding
+        names = [type(method).__name__ for method in (*hooks("sent_state"), *hooks("start_state"))]
+        require(not names, "NNM with method", names, "its clients' changes are of different models; take NNM out")
 
     def transform_updates(self, server: Server, updates: Updates) -> Updates:
         number = len(updates) - self.tolerated(len(updates))

@@ -46,9 +46,9 @@ class PFedMe(Method):
             with the buffers of :math:`\theta`, as in the authors' code.
 
     Raises:
-        UsageError: an argument is out of its range, the optimizer is not SGD without momentum and with one rate,
-            :math:`a \lambda \ge 2` or :math:`\eta \lambda \ge 2`, for which the models diverge, gradients are clipped
-            or replaced, or the list has FedProx, SCAFFOLD, FedDyn or FedNova.
+        UsageError: an argument is out of its range, the optimizer is not SGD without momentum, with one rate and one
+            weight decay, :math:`a \lambda \ge 2` or :math:`\eta \lambda \ge 2`, for which the models diverge,
+            gradients are clipped or replaced, or the list has FedProx, SCAFFOLD, FedDyn or FedNova.
     """
 
     evaluation_point = "trained"
@@ -75,6 +75,10 @@ class PFedMe(Method):
         pull = optimizer.param_groups[0]["lr"] * self.lambda_
         hint = "theta diverges from 2 on; lower the client optimizer's rate or the coefficient"
         require(pull < 2, "PFedMe: the client optimizer's learning rate times lambda_", pull, hint)
+        decays = sorted({group["weight_decay"] for group in optimizer.param_groups})
+        hint = "theta has one; give all parameters the same, or set PFedMe.inner_steps=1"
+        fits = len(decays) == 1 or not self.needs_gradients
+        require(fits, "PFedMe with the client optimizer's weight_decay", decays, hint)
         hint = "the further steps on a batch are not clipped; remove it, or set PFedMe.inner_steps=1"
         require(not (client.clips_gradients and self.needs_gradients), "PFedMe with gradient clipping", True, hint)
         methods = client.methods.methods

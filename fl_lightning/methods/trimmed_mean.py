@@ -32,8 +32,8 @@ class TrimmedMean(RobustRule):
             or ``share`` 0, this is FedAvg with ``trainer.weighting=uniform``.
 
     Raises:
-        UsageError: an argument is out of range, the cohort has at most 2 f clients, or another method's sums would pass
-            by the rule.
+        UsageError: an argument is out of range, the cohort has at most 2 f clients, or so few that ``share`` cuts none,
+            or another method's sums would pass by the rule.
     """
 
     name = "trimmedmean"
@@ -42,6 +42,12 @@ class TrimmedMean(RobustRule):
         require(f is None or f >= 0, "TrimmedMean.f", f, "give 0 or more, or null")
         require(0 <= share < 0.5, "TrimmedMean.share", share, "use a share in [0, 0.5)")
         self.share, self.f = (share if f is None else None), f or 0
+
+    def on_fit_start(self, server: Server) -> None:
+        super().on_fit_start(server)
+        m, key = server.cohort_size, f"TrimmedMean in cohorts of {server.cohort_size}: share"
+        cuts = not self.share or self.cut(m) > 0 or server.num_clients == 1
+        require(cuts, key, self.share, f"it cuts no client; use 1/{m} or more, or f, or share=0 for the mean")
 
     def cut(self, m: int) -> int:
         """The number of values to cut on each side of m."""

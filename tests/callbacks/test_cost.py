@@ -9,7 +9,7 @@ from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 from fl_lightning.callbacks import Callback, CostLedger
 from fl_lightning.core.state import num_bytes
 from fl_lightning.data import IID
-from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedProx
+from fl_lightning.methods import MOON, SCAFFOLD, Ditto, FedDecorr, FedProx
 from fl_lightning.models import MLP, ImageClassifier
 
 
@@ -46,6 +46,22 @@ def test_a_reference_model_costs_its_forward_passes(tmp_path):
     assert int(cached[1]["forwards_extra"]) == 2 * 8
     assert 2 * int(cached[1]["flops_extra"]) == int(rows[1]["flops_extra"])
     assert trainer.metrics["cost/client_state/moon"] == num_bytes(trainer.server.state)
+
+
+def test_a_method_with_a_reference_model_costs_something_in_each_later_visit_of_a_client(tmp_path):
+    """The others cost as much as without it."""
+    seen = set()
+    how = {"max_rounds": 6, "cohort_size": 2, "local_steps": 2}
+    _, rows = fit(tmp_path, [MOON(), Ditto()], plain_sgd_model(), **how)
+    _, alone = fit(tmp_path, [Ditto()], plain_sgd_model(), **how)
+    passes = [int(row["forwards_extra"]) for row in rows]
+    assert {0, 4, 8} == {*passes}
+    for row, row_alone, number in zip(rows, alone, passes, strict=True):
+        assert int(row["flops_extra/ditto"]) == int(row_alone["flops_extra/ditto"])
+        of_pass = (int(row["flops_extra"]) - int(row_alone["flops_extra"])) / max(number, 1)
+        assert float(row["flops_extra/moon"]) == of_pass * number
+        seen |= {of_pass} if number else set()
+    assert len(seen) == 1 and seen.pop() > 0
 
 
 def test_each_method_is_charged_by_itself(tmp_path):

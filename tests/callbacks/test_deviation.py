@@ -12,7 +12,7 @@ from fl_lightning.callbacks.deviation import class_means, deviations, ratios
 from fl_lightning.callbacks.measurement import class_groups
 from fl_lightning.data import Dirichlet
 from fl_lightning.functional import calibrated_logits
-from fl_lightning.methods import FedBABU, FedLC, Freeze
+from fl_lightning.methods import FedBABU, FedLC, Freeze, LogitAdjustment
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -98,13 +98,15 @@ def test_after_one_step_on_all_data_a_predicted_class_has_deviated(tmp_path):
 
 
 def test_tau_is_that_of_fedlc_in_the_run_unless_it_is_given(tmp_path):
-    def bound(deviation):
-        trainer, _ = fit(tmp_path, deviation, [FedLC(tau=0.5)], local_steps=1)
+    def bound(deviation, method=None):
+        trainer, _ = fit(tmp_path, deviation, [method or FedLC(tau=0.5)], local_steps=1)
         return np.load(trainer.run_dir / "deviation.npz")["bound_calibrated"]
 
     of_method = bound(None)
     np.testing.assert_array_equal(of_method, bound(DeviationBound(tau=0.5)))
     assert not np.array_equal(of_method, bound(DeviationBound(tau=2.0)), equal_nan=True)
+    adjusts = LogitAdjustment(tau=2.0)  # whose coefficient is another
+    np.testing.assert_array_equal(bound(None, adjusts), bound(DeviationBound(tau=1.0), adjusts))
 
 
 def test_a_head_that_does_not_move_has_no_sign_and_one_that_is_not_trained_is_refused(tmp_path):

@@ -41,6 +41,13 @@ def test_rounds_without_evaluation_do_not_count(tmp_path):
     assert len(fit(tmp_path, Falls(2), stopping(), max_rounds=20, eval_every_n_rounds=2).history) == 8
 
 
+@pytest.mark.parametrize(("every", "rounds"), [(1, 2), (3, 6), (20, 9)])
+def test_evaluations_that_only_a_callback_requires_do_not_count(tmp_path, every, rounds):
+    requires = variant(Callback, requires_evaluation=lambda self, round_: True)
+    stops = EarlyStopping("test/loss", min_delta=100.0, patience=1)
+    assert len(fit(tmp_path, requires(), stops, eval_every_n_rounds=every).history) == rounds
+
+
 @pytest.mark.parametrize(("patience", "rounds"), [(2, 5), (4, 7)])
 def test_a_resumed_run_goes_on_counting_with_the_patience_of_its_config(tmp_path, patience, rounds):
     fit(tmp_path, Falls(2), stopping(), max_rounds=4)
@@ -126,5 +133,6 @@ def test_a_metric_that_usually_rises_without_a_mode_is_named_before_round_0(tmp_
 
 def test_a_metric_with_a_mode_or_that_usually_falls_causes_no_warning(tmp_path):
     rows = [("test/accuracy", "min"), ("test/accuracy", "max"), ("test/loss", None), ("train/loss", None)]
-    observers = [kind(monitor, mode=mode) for kind in (EarlyStopping, BestCheckpoint) for monitor, mode in rows]
-    fit(tmp_path, *observers, max_rounds=1)
+    observers = [EarlyStopping(monitor, mode=mode) for monitor, mode in rows]
+    for monitor, mode in rows[1:3]:
+        fit(tmp_path, *observers, BestCheckpoint(monitor, mode), max_rounds=1)

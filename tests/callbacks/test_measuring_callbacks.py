@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fl_lightning.callbacks import (
     CCVR,
     BatchNormGap,
+    BestCheckpoint,
     DeviationBound,
     Drift,
     Embedding,
@@ -160,6 +161,8 @@ def test_a_damaged_file_begins_anew_with_a_warning(tmp_path, kind, damage):
 def test_two_callbacks_of_one_file_and_a_base_of_callbacks_are_refused(tmp_path):
     with refused("trainer.callbacks='Drift'", "drift.npz"):
         fit(tmp_path, Drift(1), Drift(2))
+    with refused("trainer.callbacks='BestCheckpoint'", "best.ckpt"):
+        fit(tmp_path, BestCheckpoint("test/loss"), BestCheckpoint("test/accuracy", "max"))
     with refused("trainer.callbacks='Measurement'"):
         fit(tmp_path, Measurement())
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.domains import TwoDomains
-from helpers.errors import assert_names, refused
-from helpers.runs import measured, plain_sgd_model, small_data
+from helpers.errors import assert_names, refused, warned
+from helpers.runs import measured, plain_sgd_model, small_data, small_trainer, watched
 
-from fl_lightning.callbacks import Callback, PersonalAccuracy
+from fl_lightning.callbacks import Callback, CostLedger, PersonalAccuracy, Scores
 from fl_lightning.callbacks.personalized_accuracy import nearest, spread_over_clients
-from fl_lightning.data import ByDomain, Dirichlet
-from fl_lightning.methods import FedBN, FedProto
+from fl_lightning.data import IID, ByDomain, Dirichlet
+from fl_lightning.methods import IFCA, FedAMP, FedBN, FedProto
+from fl_lightning.models import MLP, ImageClassifier
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 fit = partial(measured, "personal.npz", max_rounds=2, local_epochs=3)
@@ -88,6 +89,35 @@ def test_an_early_end_is_fine_tuned_too(tmp_path):
     _, file = fit(tmp_path, PersonalAccuracy(fine_tune_steps=1), Ends(), max_rounds=5, local_epochs=1)
     assert file["rounds"].tolist() == [0, 0]
     assert np.isfinite(file["tuned"][-1]).all()
+
+
+class Fails(ImageClassifier):
+    """Cannot train on the batch of 21 examples that client 0 has."""
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[1]) == 21:
+            raise ArithmeticError("no")
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("observer", [PersonalAccuracy(), Scores(local_steps=1), CostLedger()])
+def test_a_run_that_skips_clients_that_fail_measures_the_others(tmp_path, observer):
+    data = partial(small_data, train_size=81, batch_size=64, partitioner=IID())
+    with warned("client 0", "ArithmeticError"):
+        trainer = watched(tmp_path, observer, model=Fails(MLP(64, [16])), data=data, on_client_error="skip")
+    values = {"PersonalAccuracy": "personal/tuned/accuracy", "Scores": "scores/local_steps", "CostLedger": "cost/steps"}
+    assert np.isfinite(trainer.metrics[values[type(observer).__name__]])
+    assert "personal/client/0" not in trainer.metrics
+
+
+@pytest.mark.parametrize("method", [IFCA(2, 0.05), FedAMP(heuristic=True, own=1.0), FedProto()])
+def test_the_command_test_measures_what_the_run_did(tmp_path, method):
+    observer = PersonalAccuracy(fine_tune_steps=0)
+    trainer, _ = fit(tmp_path, observer, methods=[method], model=plain_sgd_model, local_epochs=5)
+    later = small_trainer(tmp_path, callbacks=[observer])
+    metrics = later.test(plain_sgd_model(), trainer.data, trainer.run_dir / "checkpoints/last.ckpt", [method])
+    expected = {tag: value for tag, value in trainer.metrics.items() if tag.startswith(("personal/", "fair/"))}
+    assert {tag: metrics.get(tag) for tag in expected} == expected
 
 
 def test_prototypes_classify_by_the_nearest_of_the_clients_own_classes(tmp_path):

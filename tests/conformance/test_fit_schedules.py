@@ -13,6 +13,7 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR
 
 from fl_lightning import Method
+from fl_lightning.callbacks import Callback
 
 # Lightning doubts an interval that it supports
 pytestmark = pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using:RuntimeWarning")
@@ -336,6 +337,26 @@ def two_clients():
 def test_a_schedule_that_watches_a_metric_steps_once_a_round_that_was_evaluated(every, expected):
     visits, _ = rates_by_rounds(Plateau(), two_clients(), rounds=5, epochs=1, eval_every_n_rounds=every)
     assert visits == {(k, r): 4 * [expected[r]] for r in range(5) for k in range(2)}
+
+
+class Recalls(TinyModule):
+    """Its rate depends on the last loss of validation that it knows."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", 1.0 + self.current_epoch)
+
+    def on_train_start(self):
+        self.optimizers().param_groups[0]["lr"] = 0.1 / float(self.trainer.callback_metrics.get("val_loss", 1.0))
+
+
+@pytest.mark.parametrize("kind", [Plateau, Recalls])
+def test_an_evaluation_that_only_a_callback_requires_does_not_change_training(kind):
+    requires = variant(Callback, requires_evaluation=lambda self, round_: True)
+    visits = []
+    for callbacks in ([], [requires()]):
+        how = {"rounds": 5, "epochs": 1, "eval_every_n_rounds": 2, "callbacks": callbacks}
+        visits.append(rates_by_rounds(kind(), two_clients(), **how)[0])
+    assert visits[0] == visits[1]
 
 
 class Unlogged(Plateau):

@@ -190,6 +190,12 @@ class Rates(TinyModule):
         return SGD([{"params": self.body.parameters()}, {"params": self.head.parameters(), "lr": 0.2}], lr=0.1)
 
 
+class Decays(TinyModule):
+    def configure_optimizers(self):
+        groups = [{"params": part.parameters(), "weight_decay": d} for part, d in ((self.body, 0.1), (self.head, 0.0))]
+        return SGD(groups, lr=0.01)
+
+
 def tiny(model):
     return {"model": model, "data": clients(TinyData()), "taps": {"logits": "head", "representation": "body"}}
 
@@ -244,7 +250,10 @@ REFUSED = [
     ([StructuredDeCov(groups=17)], {}, ("StructuredDeCov.groups=17",)),
     ([FedRoD()], {"taps": {"logits": "encoder"}}, ("FedRoD", "logits", "encoder")),
     ([FedRoD()], {**PLAIN, "taps": {"representation": "encoder.layers.0"}}, ("FedRoD", "representation")),
-    ([LogitAdjustment(when="post_hoc"), KeepsBias()], {}, ("LogitAdjustment.when='post_hoc'",)),
+    *(
+        ([LogitAdjustment(when="post_hoc"), other()], {}, ("LogitAdjustment.when='post_hoc'",))
+        for other in (KeepsBias, IFCA, Ditto)
+    ),
     (
         [LogitAdjustment(when="post_hoc")],
         classified(nn.Linear(16, 10, bias=False)),
@@ -273,6 +282,9 @@ REFUSED = [
     ([MultiKrum(0, chosen=5)], {}, ("MultiKrum.chosen=5", "4")),
     ([FedNova(), FedAsync()], {"cohort_size": 1}, ("FedAsync", "FedNova")),
     ([NNM(2)], {}, ("NNM", "f=2", "5")),
+    *(([NNM(1), other()], {}, ("NNM", other.__name__)) for other in (IFCA, FedAMP)),
+    ([TrimmedMean()], {}, ("TrimmedMean", "share=0.1", "1/4")),
+    ([TrimmedMean(share=0.25)], {"cohort_size": 3}, ("TrimmedMean", "share=0.25", "1/3")),
     ([SCAFFOLD(), TrimmedMean()], {}, ("TrimmedMean", "SCAFFOLD")),
     ([variant(FedNova)(), TrimmedMean()], {}, ("TrimmedMean", "FedNovaVariant")),
     ([MultiKrum(), FedNova()], {}, ("MultiKrum", "FedNova")),
@@ -321,7 +333,8 @@ REFUSED = [
     ),
     # changes, gradients or weights that the other needs as they are
     *(([PFedMe(), other], {}, ("method", "PFedMe", type(other).__name__)) for other in (FedProx(), SCAFFOLD())),
-    ([FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
+    ([PFedMe()], tiny(Decays()), ("PFedMe", "weight_decay=[0.0, 0.1]", "PFedMe.inner_steps")),
+    *(([FedALA(), kind()], {}, ("FedALA", kind.__name__)) for kind in (SCAFFOLD, variant(SCAFFOLD))),
     *(([FedALA(), other()], {}, ("FedALA", other.__name__)) for other in (FedDyn, FedNova)),
     *(([FedAS(), other()], {}, ("FedAS", other.__name__)) for other in (SCAFFOLD, FedDyn, FedNova, FedBABU)),
     ([FedAS(), Weighs(1.0, "even")], {}, ("FedAS", "Weighs")),

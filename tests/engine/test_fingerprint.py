@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from fl_lightning import Method, Partitioned
-from fl_lightning.callbacks import Callback, SpectrumMonitor
+from fl_lightning.callbacks import Callback
 from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
@@ -233,7 +233,6 @@ REFUSED = {
     "watched": [
         ({"eval_every_n_rounds": 2}, "trainer.eval_every_n_rounds=2 (was 4)"),
         ({"max_rounds": 4}, "trainer.max_rounds=4 (was 2)"),
-        ({"callbacks": [SpectrumMonitor()]}, "trainer.callbacks=["),
     ],
     "digits": [
         ({"data": digits(augment=[RandomFlip(0.1)])}, "data.augment.0.p=0.1 (was 0.5)"),

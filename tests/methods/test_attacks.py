@@ -87,6 +87,12 @@ def test_without_attackers_it_is_the_run_without_it_bit_for_bit(tmp_path, name):
     assert differs(state, plain) and trainer.metrics["attack/clients"] == 2
 
 
+def test_clients_of_several_attacks_are_counted_once_each(tmp_path):
+    attacks = [SignFlip([0, 1]), ATTACKS["ALIE"](clients=[1, 2]), ATTACKS["IPM"](clients=[5], start=1)]
+    counts = [row["attack/clients"] for row in run(tmp_path, attacks)[1].history]
+    assert counts == [3, 4]
+
+
 class Seen(Method):
     """Notes what the server sees."""
 

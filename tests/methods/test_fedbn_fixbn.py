@@ -49,6 +49,14 @@ def test_statistics_move_until_they_are_frozen_and_the_weights_go_on(run):
         assert all(differs({name: before[name]}, {name: after[name]}) for name in before)
 
 
+def test_a_share_that_is_a_number_of_rounds_is_that_number(run):
+    """Although 0.28 times 25 is above 7 in floating point."""
+    states = States()
+    run([FixBN(share=0.28)], max_rounds=25, local_steps=1, callbacks=[states])
+    assert differs(states.statistics[5], states.statistics[6])
+    assert_same_bits(states.statistics[6], states.statistics[7])
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_with_frozen_statistics_a_step_of_all_clients_is_one_on_the_pooled_data(run, frozen):
     """The paper's law; with the statistics of the batch it does not hold."""

@@ -70,7 +70,7 @@ def assert_near(found, wanted):
 EXAMPLES = {
     "trimmed": (TrimmedMean(1), [0.9, 0.11666666666666665]),
     "trimmed share": (TrimmedMean(share=0.2), [0.9, 0.11666666666666665]),
-    "uniform": (TrimmedMean(share=0.1), [-0.04, 0.65]),
+    "uniform": (TrimmedMean(share=0), [-0.04, 0.65]),
     "median": (CoordinateMedian(), [0.9, 0.1]),
     "Krum": (MultiKrum(1, chosen=1), [1.0, 0.0]),
     "MultiKrum": (MultiKrum(1, chosen=3), [0.9, 0.11666666666666665]),
@@ -258,7 +258,7 @@ def test_a_smaller_round_has_a_smaller_number_of_liars_with_a_warning():
 # ---------------------------------------------------------------- refusals
 def test_other_payloads_are_warned_of(tmp_path):
     with warned("method=['FedProto']", "TrimmedMean"):
-        fit(tmp_path, [FedProto(aggregate_weights=True), TrimmedMean()], max_rounds=1)
+        fit(tmp_path, [FedProto(aggregate_weights=True), TrimmedMean(1)], max_rounds=1)
 
 
 def test_geometric_median_reads_the_weights_of_another_method(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.core.method import overrides
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import State
 from fl_lightning.data.client_loaders import ClientLoader, as_client_loader
@@ -32,7 +32,7 @@ from fl_lightning.utilities.lightning_compat import is_overridden
 def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
     """Load a checkpoint (``last``: of the newest version), or else the given weights, if any.
 
-    Methods that give clients states of their own have their server values, too.
+    Methods have their server values, too, except those that give the evaluated state, which the file holds.
 
     Returns:
         The state entries that stay with each client; empty if the checkpoint has none.
@@ -46,11 +46,12 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
         if changes := differences({**identity(run), "description": parts}, contents):
             run.trainer.warn(message(source, changes, "the present values are used"))
     personal = {} if source is None else load_model(run, source)
-    if run.methods.overriding("sent_state") or run.methods.overriding("start_state"):
-        run.server.assign(run.client.state())
-        run.methods.on_fit_start(run.server)
-        if {*run.methods.names} <= contents.get("methods", {}).keys():
-            run.methods.load_state_dict(contents["methods"], run.fabric.device)
+    run.server.assign(run.client.state())
+    run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
+    # the state in the file is the evaluated one
+    names = [method.name for method in run.methods.methods if not overrides(method, "evaluated_state")]
+    saved = {name: values for name, values in contents.get("methods", {}).items() if name in names}
+    run.methods.load_state_dict(run.methods.state_dict() | saved, run.fabric.device)
     return personal
 
 
@@ -80,11 +81,7 @@ def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, wei
         )
     check_metrics(run, metrics, phase)
     run.metrics.update(metrics)
-    hook = "on_evaluation_command_end"
-    if any(getattr(type(callback), hook) is not getattr(Callback, hook) for callback in run.callbacks):
-        run.server.assign(run.client.state())
-        run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
-        run.call(hook, phase=phase)
+    run.call("on_evaluation_command_end", phase=phase)
     return run.metrics.current
 
 
