@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 import zipfile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers.sites import until
 
+from fl_lightning.federation import framing
 from fl_lightning.federation.framing import BadMessageError, receive, relayed, send
 from fl_lightning.federation.serialization import check_tensors, decoded, encoded, scrubbed
 from fl_lightning.federation.server import over_sites
@@ -105,23 +107,25 @@ def test_a_message_goes_through_a_socket_within_its_limit():
             thread.join()
 
 
-def test_a_worker_that_ends_in_a_long_visit_may_be_restarted_within_the_patience(tmp_path):
-    path = tmp_path / "worker.sock"
+def test_a_worker_that_ends_in_a_long_visit_may_be_restarted_within_the_patience(tmp_path, monkeypatch):
+    path, now = tmp_path / "worker.sock", [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: time.sleep(0.01))
+    monkeypatch.setattr(framing, "time", clock)
 
-    def serve(seconds, answer):
+    def serve(answer):
         with listening(path) as server, server.accept()[0] as connection:
             receive(connection)
-            time.sleep(seconds)
+            now[0] += 1000
             if answer:
                 send(connection, answer)
 
     def restarted():
-        serve(1.6, b"")
-        serve(0, b"done")
+        serve(b"")
+        serve(b"done")
 
     threading.Thread(target=restarted, daemon=True).start()
     until(path.exists)
-    assert relayed(str(path), b"visit", patience=1.5) == b"done"
+    assert relayed(str(path), b"visit", patience=60) == b"done"
 
 
 @pytest.mark.parametrize(
