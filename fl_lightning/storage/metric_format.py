@@ -38,7 +38,10 @@ def is_defined(tag: str, value: float) -> bool:
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
     """Return the best value of a metric and its round; dashes if the metric has no direction, or is nan throughout."""
     sign = 1 if is_minimized(name) else -1
-    values = [(sign * row[name], row["round"]) for row in history if not math.isnan(row.get(name, math.nan))]
+    values = []
+    for row in history:
+        if not math.isnan(row.get(name, math.nan)):
+            values.append((sign * row[name], row["round"]))
     if not values or not (is_minimized(name) or has_word(name, MORE)):
         return "-", "-"
     value, round_ = min(values)
