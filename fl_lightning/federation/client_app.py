@@ -75,7 +75,10 @@ DATA = """\
 
 
 def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Write the app of a resolved config, with the named sites as its clients, and the files of each site."""
+    """Write the app of a resolved config, with the named sites as its clients, and the files of each site.
+
+    An existing file of a site stays, since it may be filled in.
+    """
     keys = [key for key in SECTIONS if config.get(key) is not None]
     sections = {key: copy.deepcopy(config[key]) for key in keys}
     # results depend on which clients share a step; a site has one client
@@ -95,4 +98,6 @@ def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> 
         **{f"sites/{name}.yaml": SITE.format(name=name) + site_data for name in names},
     }
     for name, text in files.items():
+        if name.startswith("sites/") and (folder / name).exists():
+            continue
         write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))

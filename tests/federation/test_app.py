@@ -42,6 +42,16 @@ def test_sites_need_no_data_in_the_config_and_their_number_needs_one_of_both(tmp
         federated(tmp_path / "more", config)
 
 
+def test_the_file_that_a_site_has_filled_in_stays(tmp_path):
+    own = federated(tmp_path, SMALL, "--sites", "[oslo]") / "sites" / "oslo.yaml"
+    own.write_text("part: 2\n")
+    config = copy.deepcopy(SMALL)
+    config["trainer"]["max_rounds"] = 7
+    app = federated(tmp_path, config, "--sites", "[oslo, lima]")
+    assert own.read_text() == "part: 2\n" and (app / "sites" / "lima.yaml").exists()
+    assert yaml.safe_load((app / "site" / "config.yaml").read_text())["trainer"]["max_rounds"] == 7
+
+
 def test_a_site_measures_nothing_that_other_sites_would_measure_otherwise(tmp_path):
     for split in ("train", "test"):
         np.save(tmp_path / f"{split}_images.npy", np.arange(90, dtype=np.uint8).reshape(10, 3, 3))
