@@ -281,9 +281,10 @@ def measure_clients(trainer: RunContext, clients: Sequence[int], measure: Callab
                     if not skips(trainer, error):
                         raise
                     failures[k] = with_location(error)
-    for k, text in merge_sorted(trainer.gather(failures)).items():
+    gathered = trainer.gather((values, failures))
+    for k, text in merge_sorted(failed for _, failed in gathered).items():
         trainer.warn(f"round {trainer.server.round}: client {k} is not measured: {text}")
-    return merge_sorted(trainer.gather(values))
+    return merge_sorted(measured for measured, _ in gathered)
 
 
 def skips(trainer: RunContext, error: Exception) -> bool:

@@ -127,9 +127,8 @@ class SpectrumMonitor(EvaluationMeasurement):
         missing = "test_dataloader" if not trainer.has_data("test") else "" if has_test_step(trainer) else "test_step"
         path = trainer.client.tap_paths["logits"]
         hint = f"it stays with the clients, and there is no {missing}; add one, or take SpectrumMonitor out"
-        require(
-            not missing or f"{path}.weight" not in trainer.client.kept, "SpectrumMonitor: the classifier", path, hint
-        )
+        is_kept = f"{path}.weight" in trainer.client.kept
+        require(not (missing and is_kept), "SpectrumMonitor: the classifier", path, hint)
         if missing:
             trainer.warn(f"SpectrumMonitor: no {missing}, so no spectra of representations; add one")
 

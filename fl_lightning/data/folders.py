@@ -315,8 +315,8 @@ class HAM10000(FolderDataModule):
 
     The column ``dataset`` of the metadata is the domain, the column ``dx`` the class. The test images are drawn class
     by class within each domain. The sizes of the test sets differ from the paper: FedUV (CVPR 2024) uses "about 20 %",
-    1,955 images in all, without the number for each source; a fifth of each source is 2,000. Images are drawn, not lesions
-    (``lesion_id``): test and training images may show the same one.
+    1,955 images in all, without the number for each source; a fifth of each source is 2,000. Images are drawn, not
+    lesions (``lesion_id``): test and training images may show the same one.
 
     Args:
         root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.
