@@ -84,14 +84,14 @@ class Ones:
     def batches(self, stream, passes, fraction):
         return (batch_on_gpu() for _ in range(3))
 
-    def gradients(self, at, batch, loss):
+    def gradients(self, at, batch, loss, names):
         client = self.client
         assert {value.device for value in (at or {}).values()} <= {CUDA}
         with client.worker_module.taps.recorded():
             client.training_step(batch_on_gpu(), 0)
             if callable(loss):
                 loss(Step(batch, batch[1], client.worker_module.taps.values))
-        found = Gradients({name: torch.ones_like(client.live[name]) for name in client.trainable})
+        found = Gradients({name: torch.ones_like(client.live[name]) for name in names})
         found.loss = torch.ones((), device=CUDA)
         return found
 
