@@ -207,7 +207,10 @@ def offline_work(config: Fragment) -> Fragment:
     """
     trainer, of_data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
     partitioner = class_name(of_data.get("partitioner"))
+    attackers = max((look_up(part, "init_args.f") or 0 for part in config.get("method") or []), default=0)
     max_clients = MORE_CLIENTS.get(partitioner, OFFLINE_CLIENTS)
+    if attackers:  # no robust rule needs more clients than MultiKrum
+        max_clients = max(max_clients, 2 * attackers + 3)
     clients = min(of_data.get("num_clients") or max_clients, max_clients)
     rounds = min(trainer.get("max_rounds", 10), OFFLINE_ROUNDS)
     fewer: Fragment = {"max_rounds": rounds, "local_epochs": 1}

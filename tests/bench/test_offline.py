@@ -55,6 +55,12 @@ def test_generated_and_embedded_data_stay(tmp_path):
     assert "offline" not in digits["data"]["init_args"] and digits["data"]["init_args"]["num_clients"] == 3
 
 
+@pytest.mark.parametrize(("f", "clients"), [(0, 4), (2, 7)])
+def test_robust_rules_have_the_clients_that_they_need(tmp_path, f, clients):
+    config = config_of(tmp_path, method=["FedAvg", {"class_path": "MultiKrum", "init_args": {"f": f}}])
+    assert config["data"]["init_args"]["num_clients"] == clients
+
+
 def test_numbers_are_said_to_mean_nothing_and_stay_apart_from_results(bench, tmp_path):
     suite = toy_suite(tmp_path, TOY)
     assert bench(suite.path, "--seeds", 1).status == 0
