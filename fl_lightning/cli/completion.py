@@ -34,7 +34,8 @@ CLASSES = {
     name: value
     for part in MODULES_OF_CLASSES
     for name, value in vars(part).items()
-    if is_class(value) and not isabstract(value) and value not in NO_CHOICES and not name.startswith("_")
+    if is_class(value) and not isabstract(value)
+    if value not in NO_CHOICES and not name.startswith("_")
 }
 
 

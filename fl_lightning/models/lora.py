@@ -77,7 +77,10 @@ def with_lora(
     require(not is_fixed, "with_lora.module", "ETFClassifier", hint)
     prefixes = tuple(f"{path}." for path in full_paths)
     trained_parts = {part for path, part in parts.items() if f"{path}.".startswith(prefixes)}
-    layers = {path: part for path, part in parts.items() if isinstance(part, nn.Linear) and part not in trained_parts}
+    layers = dict[str, nn.Linear]()
+    for path, part in parts.items():
+        if isinstance(part, nn.Linear) and part not in trained_parts:
+            layers[path] = part
     hint = "it has no linear layer that can have an adapter; take with_lora out"
     require(bool(layers) and "" not in layers, "with_lora.module", type(module).__name__, hint)
     module.requires_grad_(False)
