@@ -21,6 +21,7 @@ from fl_lightning.core.method import Method, ServerValue, require_sgd
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import clone
 from fl_lightning.core.weighted import LazyWeighted, Weighted
+from fl_lightning.utilities.errors import require
 
 
 class SCAFFOLD(Method):
@@ -39,7 +40,7 @@ class SCAFFOLD(Method):
         correction: add :math:`c - c_k` to the ``gradient``; or, as NIID-Bench does, add :math:`-\eta (c - c_k)` to the
             parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
             accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
-        weighting: weights of the clients' changes: ``uniform``, as in the paper, or by number of ``examples``.
+        weighting: weights of the clients' changes: ``uniform``, as in the paper, or ``examples``, those of FedAvg.
         scaled: as in FedDyn's code, divide c by :math:`\omega_k = N n_k / n` in the client's correction, which becomes
             :math:`c / \omega_k - c_k`, and multiply its contribution to c, :math:`c_k^+ - c_k`, by :math:`\omega_k`.
             Here :math:`n_k` is the client's number of examples and n the number of all clients' examples. With equal
@@ -48,7 +49,8 @@ class SCAFFOLD(Method):
             that code, so that it is a mean gradient only if c is 0.
 
     Raises:
-        UsageError: ``displacement`` without plain SGD or with several learning rates, or a run that sends no weights.
+        UsageError: ``displacement`` without plain SGD, ``displacement`` or ``post_step`` with several learning rates, or
+            a run that sends no weights.
     """
 
     needs_exchange = True
@@ -71,6 +73,10 @@ class SCAFFOLD(Method):
                 "its variates hold for SGD without momentum and with one rate; use that, or SCAFFOLD.variate=gradients"
             )
             require_sgd("SCAFFOLD", optimizer, hint, momentum=self.correction == "post_step")
+        rates = sorted({group["lr"] for group in optimizer.param_groups})
+        hint = "post_step corrects with one rate; give all parameters the same, or set SCAFFOLD.correction=gradient"
+        fits = len(rates) == 1 or self.correction == "gradient"
+        require(fits, "SCAFFOLD with the client optimizer's lr", rates, hint)
 
     def on_fit_start(self, server: Server) -> None:
         self._mean_examples = server.num_examples / server.num_clients
