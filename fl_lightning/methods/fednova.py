@@ -27,7 +27,7 @@ class FedNova(Method):
     :math:`\sum_t (1 - \rho^t) / (1 - \rho)` over the steps t with momentum :math:`\rho`. Together with FedProx, it
     counts the pull, by which plain SGD shrinks the sum by :math:`1 - \eta \mu` at each step, and :math:`\tau_{eff}`
     counts steps, as in the authors' code. Weight decay is not considered. Buffers take the plain mean. The method has
-    no coefficient; if all clients take equal numbers of steps, it is FedAvg.
+    no coefficient; without FedProx, and if all clients take equal numbers of steps, it is FedAvg.
 
     Raises:
         UsageError: the clients' optimizer is not SGD, it has dampening, Nesterov momentum or parameter groups that

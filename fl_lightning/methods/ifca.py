@@ -44,7 +44,7 @@ class IFCA(AggregationRule):
     Args:
         clusters: number K of models, at least 1; 1 gives FedAvg.
         init_std: standard deviation, at least 0, of the noise that is added to the parameters of models 1 to K - 1
-            before round 0. With 0, all clients choose model 0.
+            before round 0, where the authors' code draws K models. With 0, all clients choose model 0.
         shared: paths of submodules, or names of entries, of which all models share one that is averaged over all
             clients, such as ``["encoder"]``.
 

@@ -35,8 +35,9 @@ class SCAFFOLD(Method):
     Args:
         variate: computation of :math:`c_k^+`: by the equation above, the paper's option II (``displacement``, with the
             sum of the learning rates for :math:`K \eta`), which is correct only for SGD without momentum; or as the
-            mean of the visit's ``gradients``, which equals it there and is correct for any optimizer. A gradient is
-            read after clipping, before the optimizer, and the correction :math:`c - c_k` is subtracted from it.
+            mean of the visit's ``gradients``, which equals it there, apart from weight decay, and is correct for any
+            optimizer. A gradient is read after clipping, before the optimizer, and the correction :math:`c - c_k` is
+            subtracted from it.
         correction: add :math:`c - c_k` to the ``gradient``; or, as NIID-Bench does, add :math:`-\eta (c - c_k)` to the
             parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
             accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
@@ -49,8 +50,8 @@ class SCAFFOLD(Method):
             that code, so that it is a mean gradient only if c is 0.
 
     Raises:
-        UsageError: ``displacement`` without plain SGD, ``displacement`` or ``post_step`` with several learning rates, or
-            a run that sends no weights.
+        UsageError: ``displacement`` without plain SGD, it or ``post_step`` with several learning rates, or a run that
+            sends no weights.
     """
 
     needs_exchange = True
