@@ -21,7 +21,7 @@ from fl_lightning.core.method import Method, ServerValue, require_sgd
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import clone
 from fl_lightning.core.weighted import LazyWeighted, Weighted
-from fl_lightning.utilities.errors import require
+from fl_lightning.methods.ditto import rate_of
 
 
 class SCAFFOLD(Method):
@@ -74,10 +74,8 @@ class SCAFFOLD(Method):
                 "its variates hold for SGD without momentum and with one rate; use that, or SCAFFOLD.variate=gradients"
             )
             require_sgd("SCAFFOLD", optimizer, hint, momentum=self.correction == "post_step")
-        rates = sorted({group["lr"] for group in optimizer.param_groups})
-        hint = "post_step corrects with one rate; give all parameters the same, or set SCAFFOLD.correction=gradient"
-        fits = len(rates) == 1 or self.correction == "gradient"
-        require(fits, "SCAFFOLD with the client optimizer's lr", rates, hint)
+        if self.correction == "post_step":
+            rate_of("SCAFFOLD.correction=post_step", optimizer)
 
     def on_fit_start(self, server: Server) -> None:
         self._mean_examples = server.num_examples / server.num_clients
