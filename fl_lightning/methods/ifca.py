@@ -119,7 +119,7 @@ class IFCA(AggregationRule):
         choice = client.memory(self).get("choice")
         if choice is None:
             return None
-        return {name: client.received[name] for name in self.clustered} | self.models.get(str(choice), {})
+        return select(client.received, self.clustered) | self.models.get(str(choice), {})
 
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
         if not self.clustered:
