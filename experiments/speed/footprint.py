@@ -62,7 +62,7 @@ WAITS = (0, 8, 16)
 # have fractional client weights, or compute gradients elsewhere
 SENT = ("FedBABU", "FedBN", "FedDisco", "FedExP", "FedNova", "FedPer", "FedRep", "FedRoD", "Freeze")
 COPIES = ("MOON", "FedCKA", "FedNTD", "FedVLS", "Ditto", "APFL", "PFedMe", *SENT)
-MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
+MEMORY = {"SCAFFOLD": 16, "FedDyn": 16, **dict.fromkeys(COPIES, 13)}
 MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14, "IFCA": 19, "FedAMP": 20}
 # the round of a method whose server sums the clients of each cluster waits for each entry of the state
 WAITS_OF = {"IFCA": (0, 8, 80)}

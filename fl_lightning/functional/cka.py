@@ -47,7 +47,7 @@ def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
     Raises:
         UsageError: x and y have different numbers of rows.
 
-    Source: Kornblith et al. 2019, Eq. 1 to 3. Debiased: Song et al., Feature Selection via Dependence Maximization,
+    Source: Kornblith et al. 2019, Eq. 1 to 4. Debiased: Song et al., Feature Selection via Dependence Maximization,
     JMLR 2012, https://jmlr.org/papers/v13/song12a.html. The 1e-12 added to the denominator is ours.
 
     Example:

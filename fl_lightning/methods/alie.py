@@ -20,7 +20,8 @@ class ALIE(ColludingAttack):
     r"""Attackers send a change just so far from the honest mean that rules take it for an honest one.
 
     :math:`\mu` and :math:`\sigma` are mean and standard deviation of each coordinate over the honest clients, the
-    latter with their number less 1. The a attackers among m clients need s honest ones farther away than they are.
+    latter with their number less 1; the paper takes those of what the attackers would honestly send. The a attackers
+    among m clients need s honest ones farther away than they are.
 
     Args:
         clients: ids of the attackers; null draws a ``share`` of all clients.

@@ -22,8 +22,9 @@ from fl_lightning.utilities.errors import require
 class CenteredClipping(RobustRule):
     r"""Averages the changes, each pulled to a distance of at most :math:`\tau` from the last round's result v.
 
-    v is 0 before the first round. Clients have equal weights. Floating-point buffers take their usual mean. The mean
-    factor is logged as ``train/centeredclipping``: :math:`\tau` is in the unit of a change.
+    v is 0 before the first round. Clients have equal weights; the momentum that the paper gives them is their
+    optimizer's. Floating-point buffers take their usual mean. The mean factor is logged as ``train/centeredclipping``:
+    :math:`\tau` is in the unit of a change.
 
     Args:
         tau: radius :math:`\tau > 0`; infinity gives FedAvg with ``trainer.weighting=uniform``.

@@ -79,7 +79,7 @@ def own_model(client: ClientContext, personal: State) -> State:
 def rate_of(who: str, optimizer: Optimizer) -> float:
     """Return the learning rate of all parameters; refuse several."""
     rates = sorted({group["lr"] for group in optimizer.param_groups})
-    hint = "the personal model has one; give all parameters the same"
+    hint = "it uses one; give all parameters the same"
     require(len(rates) == 1, f"{who} with the client optimizer's lr", rates, hint)
     return rates[0]
 

@@ -22,7 +22,8 @@ class FedASAM(FedSAM):
     r"""FedSAM with a perturbation relative to the size of each parameter, so that rescaled layers have the same one.
 
     In place of a ball around y, the nearby point is in an ellipsoid with the scales T. They are :math:`|y| + \eta_a`
-    for parameters whose name contains ``weight``, and 1 for the others. All else is as in :class:`FedSAM`.
+    for parameters whose name contains ``weight``, and 1 for the others, as in the authors' code. All else is as in
+    :class:`FedSAM`.
 
     Args:
         rho: size :math:`\rho \ge 0` of the perturbation; 0 gives FedAvg.

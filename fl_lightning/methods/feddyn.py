@@ -13,18 +13,16 @@ the paper keeps for client k.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method, ServerValue
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State, clone, select
-from fl_lightning.core.weighted import LazyWeighted, Weighted
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.utilities.errors import require
 
 
@@ -83,10 +81,7 @@ class FedDyn(Method):
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         memory = client.memory(self)
-        sent: dict[str, Weighted] = {}
-        for name in client.sent:
-            sent[name] = LazyWeighted(partial(self._change, client, name), client.live[name].shape)
-        gradients = client.scratch(self).own
+        sent, gradients = {"clients": Weighted.summed(1.0, 1.0)}, client.scratch(self).own
         memory["g"] = {name: g + client.change[name].to(g) for name, g in gradients.items()}
         if self.reported == "all":
             before, now = memory.get("latest", self.initial), clone(select(client.live, client.sent))
@@ -95,15 +90,13 @@ class FedDyn(Method):
             memory["latest"] = now
         return sent
 
-    def _change(self, client: ClientContext, name: str) -> Tensor:
-        return client.change[name].clone()
-
     def client_weight(self, client: ClientContext) -> float | None:
         return 1.0
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+        number = float(payload["clients"].total)
         for name, mean in delta.items():
-            self.mean_g[name] += payload[name].total / server.num_clients
+            self.mean_g[name] += mean * number / server.num_clients
             if self.reported == "all":
                 latest = payload[f"latest/{name}"].total / server.num_clients
                 self.shown[name] = self.shown.get(name, self.initial[name].double()) + latest

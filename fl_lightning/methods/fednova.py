@@ -24,10 +24,10 @@ class FedNova(Method):
 
     :math:`\lVert a_k \rVert_1` is the sum of the weights of the visit's gradients in the client's change,
     in units of the first step's learning rate: the number of steps for plain SGD, and
-    :math:`\sum_t (1 - \rho^t) / (1 - \rho)` over the steps t with momentum :math:`\rho`. Together with FedProx, the sum
-    decays by :math:`1 - \eta \mu` at each step and :math:`\tau_{eff}` counts steps, as in the authors' code. Weight
-    decay is not considered. Buffers take the plain mean. The method has no coefficient; if all clients take equal
-    numbers of steps, it is FedAvg.
+    :math:`\sum_t (1 - \rho^t) / (1 - \rho)` over the steps t with momentum :math:`\rho`. Together with FedProx, it
+    counts the pull, by which plain SGD shrinks the sum by :math:`1 - \eta \mu` at each step, and :math:`\tau_{eff}`
+    counts steps, as in the authors' code. Weight decay is not considered. Buffers take the plain mean. The method has
+    no coefficient; without FedProx, and if all clients take equal numbers of steps, it is FedAvg.
 
     Raises:
         UsageError: the clients' optimizer is not SGD, it has dampening, Nesterov momentum or parameter groups that
@@ -49,9 +49,9 @@ class FedNova(Method):
         rate, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
         visit = client.scratch(self)
         visit.first_rate = visit.first_rate or rate
-        visit.counter = momentum * visit.counter + 1
-        weight = rate / visit.first_rate if rate else 0.0
-        visit.norm = visit.norm * (1 - rate * self.mu) + weight * visit.counter
+        # a proximal term pulls by what the visit has moved so far
+        visit.counter = momentum * visit.counter + 1 - visit.first_rate * self.mu * visit.norm
+        visit.norm += rate / visit.first_rate * visit.counter if rate else 0.0
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         return {"steps": Weighted.of(client.num_steps if self.mu else client.scratch(self).norm, client.weight)}

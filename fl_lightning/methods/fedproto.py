@@ -24,9 +24,10 @@ from fl_lightning.utilities.errors import require
 class FedProto(Method):
     r"""Exchanges class prototypes, the mean representations of each class, and pulls representations towards them.
 
-    A client's prototypes :math:`\bar z_{k, c}` are means over its last local epoch, collected while it trains, as in
-    the authors' code. The server's prototypes :math:`t_c` are plain means over the clients of the cohort that hold the
-    class; a class that none of them holds keeps its prototype. The first round has no term.
+    As in the authors' code, a client's prototypes :math:`\bar z_{k, c}` are means over its last local epoch, collected
+    while it trains, and the server's :math:`t_c` are plain means over the clients of the cohort that hold the class,
+    which the paper weights by examples. A class that none of them holds keeps its prototype. The first round has no
+    term.
 
     Args:
         lambda_: coefficient :math:`\lambda \ge 0`; 0 gives FedAvg if ``aggregate_weights``, and Local if not.

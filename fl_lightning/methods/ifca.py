@@ -44,7 +44,7 @@ class IFCA(AggregationRule):
     Args:
         clusters: number K of models, at least 1; 1 gives FedAvg.
         init_std: standard deviation, at least 0, of the noise that is added to the parameters of models 1 to K - 1
-            before round 0. With 0, all clients choose model 0.
+            before round 0, where the authors' code draws K models. With 0, all clients choose model 0.
         shared: paths of submodules, or names of entries, of which all models share one that is averaged over all
             clients, such as ``["encoder"]``.
 
@@ -119,7 +119,7 @@ class IFCA(AggregationRule):
         choice = client.memory(self).get("choice")
         if choice is None:
             return None
-        return {name: client.received[name] for name in self.clustered} | self.models.get(str(choice), {})
+        return select(client.received, self.clustered) | self.models.get(str(choice), {})
 
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
         if not self.clustered:

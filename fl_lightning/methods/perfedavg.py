@@ -28,7 +28,7 @@ class PerFedAvg(Method):
     Each local step has three batches: D of the step, and :math:`D'` and :math:`D''` from a separate random stream.
     :math:`\beta` is the learning rate of the client's optimizer, and all steps start from y, where corrections of
     other methods are added, too. Terms of other methods enter all gradients. Running statistics come from the pass
-    on D at y. Clients train sequentially.
+    on D at y. Clients train sequentially. The paper weights them equally, as ``trainer.weighting=uniform`` does.
 
     A client's model takes one step of rate :math:`\alpha` from the global model, on a batch of its training data and
     with the loss of the module alone (evaluation point A). That holds for new clients, too.

@@ -21,6 +21,7 @@ from fl_lightning.core.method import Method, ServerValue, require_sgd
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import clone
 from fl_lightning.core.weighted import LazyWeighted, Weighted
+from fl_lightning.methods.ditto import rate_of
 
 
 class SCAFFOLD(Method):
@@ -34,12 +35,13 @@ class SCAFFOLD(Method):
     Args:
         variate: computation of :math:`c_k^+`: by the equation above, the paper's option II (``displacement``, with the
             sum of the learning rates for :math:`K \eta`), which is correct only for SGD without momentum; or as the
-            mean of the visit's ``gradients``, which equals it there and is correct for any optimizer. A gradient is
-            read after clipping, before the optimizer, and the correction :math:`c - c_k` is subtracted from it.
+            mean of the visit's ``gradients``, which equals it there, apart from weight decay, and is correct for any
+            optimizer. A gradient is read after clipping, before the optimizer, and the correction :math:`c - c_k` is
+            subtracted from it.
         correction: add :math:`c - c_k` to the ``gradient``; or, as NIID-Bench does, add :math:`-\eta (c - c_k)` to the
             parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
             accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
-        weighting: weights of the clients' changes: ``uniform``, as in the paper, or by number of ``examples``.
+        weighting: weights of the clients' changes: ``uniform``, as in the paper, or ``examples``, those of FedAvg.
         scaled: as in FedDyn's code, divide c by :math:`\omega_k = N n_k / n` in the client's correction, which becomes
             :math:`c / \omega_k - c_k`, and multiply its contribution to c, :math:`c_k^+ - c_k`, by :math:`\omega_k`.
             Here :math:`n_k` is the client's number of examples and n the number of all clients' examples. With equal
@@ -48,7 +50,8 @@ class SCAFFOLD(Method):
             that code, so that it is a mean gradient only if c is 0.
 
     Raises:
-        UsageError: ``displacement`` without plain SGD or with several learning rates, or a run that sends no weights.
+        UsageError: ``displacement`` without plain SGD, it or ``post_step`` with several learning rates, or a run that
+            sends no weights.
     """
 
     needs_exchange = True
@@ -71,6 +74,8 @@ class SCAFFOLD(Method):
                 "its variates hold for SGD without momentum and with one rate; use that, or SCAFFOLD.variate=gradients"
             )
             require_sgd("SCAFFOLD", optimizer, hint, momentum=self.correction == "post_step")
+        if self.correction == "post_step":
+            rate_of("SCAFFOLD.correction=post_step", optimizer)
 
     def on_fit_start(self, server: Server) -> None:
         self._mean_examples = server.num_examples / server.num_clients

@@ -237,7 +237,10 @@ REFUSED = [
     ([PFedMe(20.0)], {}, ("PFedMe", "learning rate times lambda_")),
     ([PFedMe()], adam(), ("PFedMe", "optimizer", "Adam")),
     ([PFedMe()], sgd(momentum=0.9), ("PFedMe", "momentum")),
-    *(([kind()], tiny(Rates()), (kind.__name__, "lr", "0.1", "0.2")) for kind in (Ditto, APFL)),
+    *(
+        ([method], tiny(Rates()), (type(method).__name__, "lr", "0.1", "0.2"))
+        for method in (Ditto(), APFL(), SCAFFOLD("gradients", "post_step"))
+    ),
     # labels, logits and classifiers
     *(([kind()], unlabelled(), (f"method='{kind.__name__}'",)) for kind in (FedLC, FedNTD)),
     *(

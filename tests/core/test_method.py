@@ -95,8 +95,8 @@ P, CLASSES, WIDTH, CLIENTS = 64 * 16 + 16 + 16 * 10 + 10, 10, 16, 4
 NUMBERS = {
     "FedAvg": ([], P, P),
     "SCAFFOLD": ([SCAFFOLD()], 2 * P, 2 * P),
-    "FedDyn": ([FedDyn()], P, 2 * P),
-    "FedDyn, all": ([FedDyn(reported="all")], 2 * P, 3 * P),
+    "FedDyn": ([FedDyn()], P, P + 1),
+    "FedDyn, all": ([FedDyn(reported="all")], 2 * P, 2 * P + 1),
     "FedExP": ([FedExP()], P, P + 1),
     "LogitAdjustment": ([LogitAdjustment(when="post_hoc")], P, P),
     "DPFedAvg": ([DPFedAvg(noise=0.0)], P, P + 1),

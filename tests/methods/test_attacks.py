@@ -31,7 +31,9 @@ def near(found, wanted):
 def test_the_worked_examples_of_colluding_attackers():
     near(ALIE(z=1.0).sent(HONEST, 5), [1.0790994448735804, 0.21180394055974097])
     near(IPM(epsilon=0.5).sent(HONEST, 5), [-0.475, -0.03125])
+    near(torch.cat([HONEST, IPM(epsilon=0.5).sent(HONEST, 5)[None]]).mean(0), [0.665, 0.04375])
     pairs = {(10, 2): 0.0, (10, 3): 0.18001236979270493, (10, 4): 0.43072729929545733, (50, 24): 1.4260768722728479}
+    pairs |= {(20, 4): 0.15731068461017067, (25, 5): 0.2533471031357998, (50, 12): 0.336038140371823}
     for (m, a), z in pairs.items():
         assert ALIE().distance(m, a) == pytest.approx(z, abs=1e-9)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.quadratics import A, B, Curved, Quadratic, curved_data, pull, quadratic_data, settle, weighted
+from helpers.tiny import variant
 from torch.optim import SGD
 
 from fl_lightning import Method
@@ -91,3 +92,12 @@ def test_fednova_beside_fedprox_in_closed_form(run):
     change = pull(A, lr, sizes, mu) * np.array(B)
     norms = np.array([sum((1 - lr * mu) ** j for j in range(tau)) for tau in sizes])
     assert state["y"].item() == pytest.approx((p @ sizes) * (p @ (change / norms)), rel=1e-5)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.9])
+def test_fednova_beside_fedprox_removes_the_pull_from_constant_gradients(run, rho):
+    """All gradients of a client are -b: the model moves by tau_eff steps along their mean, whatever mu and momentum."""
+    sizes, linear = [2, 5, 1], variant(Curved, training_step=lambda self, batch, _: -(self.y * batch[0][:, 1]).mean())
+    data, p = curved_data(A, B, sizes, batch_size=1), np.array(sizes) / 8
+    state, _ = run([FedProx(2.0), FedNova()], model=linear(momentum=rho), data=data, max_rounds=1)
+    assert state["y"].item() == pytest.approx(0.1 * (p @ sizes) * (p @ B), rel=1e-5)

@@ -10,7 +10,7 @@ from torch.optim import SGD
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
-from fl_lightning.methods import FedBABU, Freeze
+from fl_lightning.methods import FedBABU, FedDyn, Freeze
 from fl_lightning.models import MLP, ImageClassifier
 
 DECAYING = partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
@@ -32,7 +32,8 @@ def test_a_frozen_head_keeps_every_bit_on_clients_and_server_and_the_body_learns
         assert not torch.equal(found["encoder.layers.1.0.weight"], before["encoder.layers.1.0.weight"])
 
 
-def test_a_head_that_is_reset_moves_on_the_client_and_not_on_the_server(run):
+@pytest.mark.parametrize("others", [[], [FedDyn(0.1)]], ids=["alone", "FedDyn"])
+def test_a_head_that_is_reset_moves_on_the_client_and_not_on_the_server(run, others):
     model = ImageClassifier(MLP(64, [16]), optimizer=DECAYING)
     before = model.classifier.weight.detach().clone()
     local = []
@@ -41,7 +42,7 @@ def test_a_head_that_is_reset_moves_on_the_client_and_not_on_the_server(run):
         def on_client_end(self, trainer, client):
             local.append((client.received["classifier.weight"].clone(), client.state()["classifier.weight"]))
 
-    state, _ = run([Freeze("reset_each_round")], model=model, callbacks=[Watch()])
+    state, _ = run([Freeze("reset_each_round"), *others], model=model, callbacks=[Watch()])
     assert torch.equal(state["classifier.weight"], before)
     for received, trained in local:
         assert torch.equal(received, before) and not torch.equal(trained, before)

@@ -471,7 +471,7 @@ HET = {
 
 @pytest.mark.parametrize("weights", HET)
 def test_two_clients_of_different_ranks_by_hand(run, weights):
-    product, state, _ = aggregate(run, [HetLoRA([1, 2], weights)], RANKS, [1, 3])
+    product, state, trainer = aggregate(run, [HetLoRA([1, 2], weights)], RANKS, [1, 3])
     torch.testing.assert_close(product, torch.tensor(HET[weights]).double(), atol=1e-6, rtol=0)
     if weights == "norm":
         torch.testing.assert_close(product, torch.tensor(HET[weights], dtype=torch.float64), atol=1e-9, rtol=0)
@@ -479,6 +479,12 @@ def test_two_clients_of_different_ranks_by_hand(run, weights):
         for entry, place in ((A, 0), (B, 1)):
             wanted = torch.tensordot(p, torch.stack([client[place] for client in RANKS]), 1)
             torch.testing.assert_close(state[entry], wanted, atol=1e-9, rtol=0)
+        sent = trainer.methods.methods[0].sent_state(trainer.server, 0)  # the first component
+        wanted = [
+            [0.6306775636317554, 2.2383966075724935, 0.9770414803089827],
+            [0.23839660757249337, 0.8461156515132314, 0.3693224363682447],
+        ]
+        torch.testing.assert_close(sent[B] @ sent[A], torch.tensor(wanted, dtype=torch.float64), atol=1e-9, rtol=0)
     if weights == "component":  # that client's alone
         torch.testing.assert_close(state[A][1], RANKS[1][0][1], atol=1e-12, rtol=0)
 

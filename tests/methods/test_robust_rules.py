@@ -76,6 +76,8 @@ EXAMPLES = {
     "MultiKrum": (MultiKrum(1, chosen=3), [0.9, 0.11666666666666665]),
     "geometric median": (GeometricMedian(), [0.8550231227468537, 0.11233598759367538]),
     "from the mean": (GeometricMedian(3, start="mean"), [0.8530066418239834, 0.11880370093153181]),
+    "once from the mean": (GeometricMedian(1, start="mean"), [0.6597848065510729, 0.23721983396408805]),
+    "weighted": (GeometricMedian(nu=math.inf), [-0.03, 0.64]),
     "limit": (GeometricMedian(200, tolerance=0), [0.8550512729172529, 0.11028202182694129]),
     "uniform limit": (
         GeometricMedian(200, tolerance=0, weighting="uniform"),
