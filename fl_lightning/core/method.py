@@ -386,6 +386,9 @@ class MethodList:
             require(isinstance(method, Method), "method", method, hint)
             base = "is the base of all methods and does nothing; use a subclass such as FedProx"
             require(type(method) is not Method, "method", "Method", base)
+            for hook in (name for name in dir(method) if name.startswith("on_")):
+                hint = f"unknown hook; available: {', '.join(name for name in dir(Method) if name.startswith('on_'))}"
+                require(hasattr(Method, hook), "method", f"{type(method).__name__}.{hook}", hint)
             taps = method.requires
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
             hint = 'use a tuple of names of taps, such as ("representation",)'
