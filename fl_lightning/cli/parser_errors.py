@@ -161,9 +161,9 @@ def about_class(key: str, path: str, why: str) -> str:
     if inspect.isfunction(builder) and "return" not in builder.__annotations__:
         kind = why.rpartition(" ")[2]
         return f"{key}={path!r}: the function does not say what it returns; write def {name}(...) -> {kind}"
-    base, members = BASES.get(last_part(key), object), vars(sys.modules.get(module, object)).items()
-    kinds = {name: value for name, value in members if isinstance(value, type) and value is not base}
-    of_module = [name for name, kind in kinds.items() if issubclass(kind, base)]
+    base = BASES.get(last_part(key), object)
+    members = inspect.getmembers(sys.modules[module], inspect.isclass) if module in sys.modules else []
+    of_module = [member for member, kind in members if issubclass(kind, base) and kind is not base]
     return f"{key}={path!r}: {why}; give {known_for(key, path, of_module)}"
 
 
