@@ -589,7 +589,8 @@ class MethodList:
 
     def start_state(self, client: ClientContext, names: Collection[str]) -> State:
         """The entries of ``client.received`` that the client replaces; ``names`` are those that may be."""
-        results = {method: call_hook(method, "start_state", client) for method in self.overriding("start_state")}
+        methods = self.overriding("start_state")
+        results = {method: call_hook(method, "start_state", client) for method in methods}
         return replaced_entries("start_state", results, client.received, names, client.visit.owners)
 
     def unsent_bytes(self, state: Mapping[str, Tensor], k: int) -> int:

@@ -90,7 +90,7 @@ def check_literal(key: str, value: Any, kind: Any) -> None:
     parts = (kind,) if get_origin(kind) is Literal else get_args(kind)
     texts = [text for part in parts if get_origin(part) is Literal for text in get_args(part)]
     kinds = tuple(part for part in parts if isinstance(part, type))
-    objects = [f"{part.__name__}(...)" for part in kinds if "fl_lightning.core." in part.__module__]
+    objects = [f"{part.__name__}(...)" for part in kinds if ".core." in part.__module__]
     words = [*texts, *objects, *(["true", "false"] if bool in kinds else []), *(["null"] if NoneType in kinds else [])]
     fits = not (texts or objects) or int in kinds or value in texts or isinstance(value, kinds)
     require(fits, key, value, f"pass one of {', '.join(words)}")
