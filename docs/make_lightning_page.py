@@ -33,9 +33,10 @@ A LightningModule works unchanged, and `Partitioned` assigns the training exampl
 + trainer.fit(model, Partitioned(datamodule, num_clients=10))
 ```
 
-Data sets alone become a data module by `LightningDataModule.from_datasets(train, val, test)`.
+From data sets, make a data module with `LightningDataModule.from_datasets(train, val, test, batch_size=32)`; by default
+it has batches of one example.
 
-The tables below have the answers to names of Lightning's `Trainer` on the command line and in Python.
+If a name of Lightning's `Trainer` does not exist here, the error says what replaces it. These tables list all of them.
 
 ## Arguments
 

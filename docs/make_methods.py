@@ -89,7 +89,7 @@ PAGE = """\
 # {{ title }}
 
 {{ content }}
-[All methods](methods.md) stand in one table, with their costs and accuracies.
+[All methods](methods.md) are in one table, with their costs and effective ranks.
 
 The last table of a method lists the differences between this package, the paper and published code: the authors', to
 which the link above the table leads, and code by others, whose name is in brackets. A dash means that the source does

@@ -125,11 +125,12 @@ def test_the_files_that_pages_name_are_there():
 
 
 def test_the_loggers_of_the_first_run_are_parsed(capsys, tmp_path):
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGES[ROOT / "docs" / "first_run.md"], re.DOTALL)
-    (tmp_path / "loggers.yaml").write_text(text)
-    with pytest.raises(SystemExit, match="0"):
-        main(["fit", "--config", "smoke/feduv", "--config", "loggers.yaml", "--print_config"])
-    assert "MLFlowLogger" in capsys.readouterr().out
+    texts = re.findall(r"```yaml\n(.*?)```", PAGES[ROOT / "docs" / "first_run.md"], re.DOTALL)
+    for text, name in zip(texts, ("WandbLogger", "MLFlowLogger"), strict=True):
+        (tmp_path / "loggers.yaml").write_text(text)
+        with pytest.raises(SystemExit, match="0"):
+            main(["fit", "--config", "smoke/feduv", "--config", "loggers.yaml", "--print_config"])
+        assert name in capsys.readouterr().out
 
 
 def test_every_method_optimizer_data_set_and_network_is_named():

@@ -447,7 +447,7 @@ def why_ended(scheduler: Scheduler, again: str) -> int:
     """Say why the jobs ended before all was done; returns the exit status, 0 where all is done."""
     if scheduler.error is not None:
         why = f"{type(scheduler.error).__name__}: {cause_of(scheduler.error)}"
-        print(f"error: {truncate(why)}; go on: {again}", file=sys.stderr)
+        print(f"error: {truncate(why)}; continue: {again}", file=sys.stderr)
         return 1
     if scheduler.caught is not None:
         print(f"{scheduler.caught.name} stopped it; continue: {again}", file=sys.stderr)

@@ -385,7 +385,7 @@ def main(args: list[str] | None = None) -> None:
     except Stopped as stopped:
         if getattr(rank_zero_only, "rank", 0) == 0:
             command = command_that_resumes(stopped, sys.argv[1:] if args is None else args)
-            print(f"{stopped}; go on: {command}", file=sys.stderr)
+            print(f"{stopped}; resume: {command}", file=sys.stderr)
         sys.exit(stopped.status)
     except ClientError as error:
         repeat = ""

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.utilities.bundled_configs import names_near, packaged_config
-from fl_lightning.utilities.errors import UsageError, choices, near
+from fl_lightning.utilities.bundled_configs import named_configs, names_near, packaged_config
+from fl_lightning.utilities.errors import UsageError, choices, last_part, near
 from fl_lightning.utilities.lightning_replacements import replacement_of_key
 from fl_lightning.utilities.yaml_files import parse_yaml, read_yaml
 
@@ -116,13 +116,22 @@ def check_methods(values: Mapping[str, Any]) -> None:
                         raise UsageError(no_argument("method", name, argument, names))
 
 
-def class_hint(value: str, names: Sequence[str], more_names: Sequence[str] = ()) -> str:
-    """A hint to a class of a user's own, and to the nearest of all of them, or else to all names."""
-    suggestion = near(value, [*names, *more_names]) if value else ""
+def class_hint(path: str, names: Sequence[str], of_module: Sequence[str] = ()) -> str:
+    """A hint to the nearest class of the package or of the module in ``path``, or else to all of either.
+
+    FedAvg, FedETF and the server optimizers are methods without a class of this kind.
+    """
+    name, config = last_part(path), f"methods/{path.lower()}"
+    if config == "methods/fedavg":
+        return "no method: FedAvg is the empty list"
+    if config in named_configs() and path.lower() not in map(str.lower, names):
+        return f"--config {config}"
+    suggestion = near(name, [*names, *of_module]) if name else ""
     hint = "MODULE.CLASS of your own"
     if suggestion:
         return f"{hint}; {suggestion}"
-    return f"{hint}, or one of {choices(names, value)}" if names else hint
+    listed = of_module if "." in path else names
+    return f"{hint}, or one of {choices(listed, name)}" if listed else hint
 
 
 def no_argument(key: str, kind: str, name: str, names: Sequence[str]) -> str:
@@ -136,10 +145,10 @@ def check_checkpoint(values: Mapping[str, Any]) -> None:
     for key in ("ckpt_path", "weights"):
         if values.get(key) not in (None, "null"):
             path, hint = Path(str(values[key])), "give RUN/checkpoints/last.ckpt"
-            has_predecessor = path.name == "last" or path.with_name("previous.ckpt").exists()
+            has_predecessor = path.name == "last" or (path.parent / "previous.ckpt").exists()
             if key == "weights":
                 hint, has_predecessor = f"{hint} or model.ckpt, or a file of a state dict", False
-            if not (path.exists() or has_predecessor):
+            if not (path.is_file() or has_predecessor):
                 raise UsageError(f"{key}={str(path)!r}: file not found; {hint}")
             return
 

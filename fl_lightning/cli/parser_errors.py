@@ -21,7 +21,7 @@ from fl_lightning.core.method import Method
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
-from fl_lightning.utilities.bundled_configs import names_near
+from fl_lightning.utilities.bundled_configs import names_near, packaged_config
 from fl_lightning.utilities.errors import last_part, near, truncate
 from fl_lightning.utilities.lightning_compat import classes
 from fl_lightning.utilities.lightning_replacements import replacement_of_callback
@@ -109,7 +109,8 @@ def shorten(message: str) -> str:
         owner = (re.findall(r"class_path='([\w.]+)'", after) or [owner])[0]
     of_class = f"{last_part(owner)}." if owner else ""
     if kind == "word" and part[:2] != "--":
-        hint = f"--config {part}" if part.endswith((".yaml", ".yml")) else "--KEY before its value"
+        is_config = part.endswith((".yaml", ".yml")) or packaged_config(part)
+        hint = f"--config {part}" if is_config else "--KEY before its value"
         return f"{part}: no key stands before it; give {hint}"
     if kind in ("word", "unknown"):
         # an argument of a class that the config names has another cause
@@ -164,8 +165,9 @@ def about_class(key: str, path: str, why: str) -> str:
     if inspect.isfunction(builder) and "return" not in builder.__annotations__:
         kind = why.rpartition(" ")[2]
         return f"{key}={path!r}: the function does not say what it returns; write def {name}(...) -> {kind}"
-    members = vars(sys.modules.get(module, object)).items()
-    of_module = [member for member, value in members if isinstance(value, type)]
+    base = BASES.get(last_part(key), object)
+    members = inspect.getmembers(sys.modules[module], inspect.isclass) if module in sys.modules else []
+    of_module = [member for member, kind in members if issubclass(kind, base) and kind is not base]
     return f"{key}={path!r}: {why}; give {known_for(key, path, of_module)}"
 
 
@@ -179,6 +181,7 @@ def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:
     kind = re.sub(r"<class '|'>", "", several[1] if several else kind).replace("NoneType", "null")
     quote = re.fullmatch(r"True|False|None|[-+.\d]+", value) and re.search(r"\bstr\b", kind) and "float" not in kind
     hint = "; quote each text that YAML reads otherwise, such as no, 1 and null" if quote else ""
+    hint = hint or ("; write a list as [A, B]" if "list[" in kind else "")
     kind = re.sub(r"typing\.Callable\[\[.*?\], ([\w.]+)\]", lambda match: f"the class of {last_part(match[1])}", kind)
     literal = re.fullmatch(r"typing.Literal\[(.+?)\](, null)?", kind)
     words = literal[1].replace("'", "") + (literal[2] or "") if literal else f"a value of type {kind}"
@@ -201,7 +204,7 @@ def parameters(path: str) -> list[str]:
     return list(names)
 
 
-def known_for(key: str, value: str = "", more_names: Sequence[str] = ()) -> str:
+def known_for(key: str, value: str = "", of_module: Sequence[str] = ()) -> str:
     """A hint to a class for a key: the one whose name is nearest to a value's, or all of this package.
 
     A class of another key, such as an encoder as the model, has the option of that key.
@@ -211,13 +214,13 @@ def known_for(key: str, value: str = "", more_names: Sequence[str] = ()) -> str:
         if name in known_classes(part):
             ending = ".help" if key.endswith(".help") else ""
             return f"{option}{ending}={name}, since it is of the key {option.split('--')[-1]}"
-    return class_hint(name, names, more_names)
+    return class_hint(value, names, of_module)
 
 
 def known_classes(key: str) -> list[str]:
     """The names of the classes of this package, or of Fabric's loggers, that a key takes."""
     if last_part(key) == "logger":
-        return ["CSVLogger", "TensorBoardLogger"]
+        return ["CometLogger", "CSVLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger"]
     base, names = BASES.get(last_part(key.removesuffix(".help")), ()), list[str]()
     for name, kind in (pair for module in MODULES_OF_CLASSES for pair in vars(module).items()):
         is_choice = isinstance(kind, type) and kind not in NO_CHOICES and not inspect.isabstract(kind)

@@ -34,7 +34,7 @@ class TapValues(dict[str, Tensor]):
 
     def __missing__(self, name: str) -> Tensor:
         if name not in self._paths:
-            raise KeyError(name)
+            raise UsageError(f"step.taps: {name!r} is not recorded; add it to the attribute requires of the method")
         self.check_called(name)
         raise UsageError(
             f"trainer.taps: {name}={self._paths[name]!r}: the forward of this batch calls this submodule without "

@@ -381,11 +381,16 @@ class MethodList:
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
         self.overriding = cache(self._overriding)
+        hooks = [name for name in dir(Method) if name.startswith("on_")]
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
             base = "is the base of all methods and does nothing; use a subclass such as FedProx"
             require(type(method) is not Method, "method", "Method", base)
+            for hook in dir(method):
+                is_valid = hook in hooks or not hook.startswith("on_")
+                hint = f"unknown hook; available: {', '.join(hooks)}"
+                require(is_valid, "method", f"{type(method).__name__}.{hook}", hint)
             taps = method.requires
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
             hint = 'use a tuple of names of taps, such as ("representation",)'
@@ -584,7 +589,8 @@ class MethodList:
 
     def start_state(self, client: ClientContext, names: Collection[str]) -> State:
         """The entries of ``client.received`` that the client replaces; ``names`` are those that may be."""
-        results = {method: call_hook(method, "start_state", client) for method in self.overriding("start_state")}
+        methods = self.overriding("start_state")
+        results = {method: call_hook(method, "start_state", client) for method in methods}
         return replaced_entries("start_state", results, client.received, names, client.visit.owners)
 
     def unsent_bytes(self, state: Mapping[str, Tensor], k: int) -> int:

@@ -40,6 +40,9 @@ class FederatedDataModule(LightningDataModule, ABC):
     def __init__(self, num_clients: int = 10, partitioner: Partitioner | None = None) -> None:
         super().__init__()
         require(num_clients >= 1, "data.num_clients", num_clients, "give 1 or more")
+        hint = "pass an object, such as Dirichlet(alpha=0.5)"
+        is_object = partitioner is None or (callable(partitioner) and not isinstance(partitioner, type))
+        require(is_object, "data.partitioner", partitioner, hint)
         self.num_clients = num_clients
         self.partitioner = partitioner or IID()
 

@@ -91,6 +91,8 @@ class Partitioned(FederatedDataModule):
         num_clients: int = 10,
         domains: str | None = None,
     ) -> None:
+        hint = "pass a LightningDataModule, such as LightningDataModule.from_datasets(train, test_dataset=test)"
+        require(hasattr(datamodule, "prepare_data"), "data.datamodule", type(datamodule).__name__, hint)
         self._ready_for: int | None = None
         self.datamodule, self.domains = datamodule, domains
         trainer = getattr(datamodule, "trainer", None)  # which the next line sets to None

@@ -44,6 +44,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda name: name is None or is_folder_name(name),
         "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
     ),
+    "taps": (
+        lambda taps: not taps or {type(text) for text in [*taps, *taps.values()]} == {str},
+        "pass a path of a submodule for each name, such as {'representation': 'body'}",
+    ),
     "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or omit it"),
     "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
@@ -71,7 +75,7 @@ def check_arguments(arguments: dict[str, Any], types: dict[str, Any]) -> None:
     def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
         try:
             inside = bool(fits(arguments[name]))
-        except TypeError:  # not comparable with a number
+        except (TypeError, AttributeError):  # not comparable with a number, or no dictionary
             inside = False
         require(inside, f"trainer.{name}", arguments[name], hint)
 
@@ -82,12 +86,13 @@ def check_arguments(arguments: dict[str, Any], types: dict[str, Any]) -> None:
 
 
 def check_literal(key: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is none of the texts of its type; another check may be of those with numbers."""
+    """Refuse a value that is none of the texts and objects of its type; another check may be of those with numbers."""
     parts = (kind,) if get_origin(kind) is Literal else get_args(kind)
     texts = [text for part in parts if get_origin(part) is Literal for text in get_args(part)]
     kinds = tuple(part for part in parts if isinstance(part, type))
-    words = [*texts, *(["true", "false"] if bool in kinds else []), *(["null"] if NoneType in kinds else [])]
-    fits = not texts or int in kinds or value in texts or isinstance(value, kinds)
+    objects = [f"{part.__name__}(...)" for part in kinds if ".core." in part.__module__]
+    words = [*texts, *objects, *(["true", "false"] if bool in kinds else []), *(["null"] if NoneType in kinds else [])]
+    fits = not (texts or objects) or int in kinds or value in texts or isinstance(value, kinds)
     require(fits, key, value, f"pass one of {', '.join(words)}")
 
 
@@ -115,7 +120,8 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
         kind = type(callback).__name__
         hint = f"this is a callback of Lightning's trainer; {replacement_of_callback(type(callback))}"
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
-        require(isinstance(callback, Callback), "trainer.callbacks", kind, "pass subclasses of callbacks.Callback")
+        hint = "pass objects of subclasses of callbacks.Callback"
+        require(isinstance(callback, Callback), "trainer.callbacks", callback, hint)
         for name in (name for name in dir(callback) if name.startswith("on_")):
             require(
                 name in hooks, "trainer.callbacks", f"{kind}.{name}", f"unknown hook; available: {', '.join(hooks)}"

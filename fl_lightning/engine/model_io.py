@@ -235,4 +235,4 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     except Exception as error:
         copy_into(live, before)
         where = f"{key}={str(path)!r}: not a checkpoint of this model"
-        raise UsageError(f"{where}: {truncate(str(error))}") from error
+        raise UsageError(f"{where}: {truncate(str(error))}; pass the model that wrote it") from error

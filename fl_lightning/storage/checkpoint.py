@@ -183,7 +183,8 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
     if ckpt_path is None:
         return None
     if str(ckpt_path) != "last":
-        require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "pass the path of a checkpoint, or last")
+        is_path = isinstance(ckpt_path, (str, os.PathLike)) and Path(ckpt_path).name != ""
+        require(is_path, "ckpt_path", str(ckpt_path), "pass the path of a checkpoint, or last; methods are one list")
         return Path(ckpt_path)
     newest = newest_checkpoint(versions)
     if newest is None and not (resumes and any(versions.glob("version_*"))):

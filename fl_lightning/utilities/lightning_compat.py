@@ -63,10 +63,10 @@ class _OfBoth(type):
 if not TYPE_CHECKING:
 
     class LightningModule(metaclass=_OfBoth):
-        """A LightningModule of either distribution."""
+        """A LightningModule of lightning or pytorch_lightning."""
 
     class LightningDataModule(metaclass=_OfBoth):
-        """A LightningDataModule of either distribution."""
+        """A LightningDataModule of lightning or pytorch_lightning."""
 
     class Logger(metaclass=_OfBoth):
         """A logger of Fabric or of either distribution."""

@@ -35,8 +35,15 @@ def short(tmp_path, monkeypatch, one_parser, undrawn):
     return [SUITE, "--config", tmp_path / "short.yaml"]
 
 
-def test_the_guide_shows_the_file_and_names_all_keys_arguments_and_files():
-    assert SUITE.read_text() in re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+def test_the_first_suite_of_the_guide_is_valid_with_the_method_of_its_guide(bench, tmp_path, one_parser):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "own_method.md").read_text(), re.DOTALL)[1]
+    (tmp_path / "my_method.py").write_text(code)
+    (tmp_path / "my_suite.yaml").write_text(re.search(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)[1])
+    ended = bench("my_suite.yaml", "--dry-run")
+    assert ended.status == 0 and "30 cells, 0 done" in ended.out
+
+
+def test_the_guide_names_all_keys_arguments_and_files():
     kinds = (Suite, Table, TuningSpec, *SHOWS.values())
     words = {field.name for kind in kinds for field in fields(kind)} - {"path", "summary"}
     parsers = [bench_parser(name) for name in ("bench", "tune")]

@@ -318,6 +318,15 @@ def test_requires_is_a_tuple_of_names(taps):
         MethodList([type("Mine", (Method,), {"requires": taps})()])
 
 
+def test_a_tap_that_no_method_requires_is_refused_by_name(run):
+    class Mine(Method):
+        def penalty(self, client, step):
+            return step.taps["hidden"].mean()
+
+    with refused("step.taps", "'hidden'", "requires"):
+        run([Mine()])
+
+
 def test_a_first_memory_that_is_no_dictionary_is_refused(run):
     class Mine(Method):
         def on_client_start(self, client):

@@ -108,6 +108,14 @@ def test_integers_that_are_no_classes_are_refused(labels, words):
         ready(Partitioned(Theirs(TensorDataset(X, labels))))
 
 
+def test_a_data_set_alone_and_a_partitioner_that_is_no_object_are_refused():
+    with refused("data.datamodule='TensorDataset'", "LightningDataModule.from_datasets"):
+        Partitioned(SEVERAL)
+    for partitioner in ("IID", IID):
+        with refused("data.partitioner=", "Dirichlet(alpha=0.5)"):
+            Partitioned(Theirs(), partitioner)
+
+
 # ---------------------------------------------------------------- loaders and hooks of the user's data module
 def test_evaluation_loaders_of_any_form_are_passed_on_as_they_are():
     theirs, loader = Theirs(), DataLoader(TensorDataset(X, Y))

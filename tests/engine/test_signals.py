@@ -179,7 +179,7 @@ def test_the_line_has_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
     line = capsys.readouterr().err.splitlines()[-1]
     checkpoint = tmp_path / "runs/scaffold/version_0/checkpoints/last.ckpt"
     assert_names(line, "SIGTERM", "round 1", str(checkpoint))
-    command = shlex.split(line.split("go on: ")[1])
+    command = shlex.split(line.split("resume: ")[1])
     assert command == ["python", "cli.py", *arguments, "--ckpt_path", str(checkpoint)]
     main(command[2:])
     assert "3 rounds" in capsys.readouterr().out

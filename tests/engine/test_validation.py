@@ -15,8 +15,9 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader
 
 from fl_lightning import FederatedTrainer
+from fl_lightning.callbacks import Scores
 from fl_lightning.core.method import Method
-from fl_lightning.core.sampling import Sampler
+from fl_lightning.core.sampling import Sampler, UniformSampler
 from fl_lightning.data import IID, Digits, RandomFlip
 from fl_lightning.engine import validation
 from fl_lightning.methods import FedLC, FedProx
@@ -53,6 +54,12 @@ WRONG = {
     "compile": ["fast"],
     "fast_dev_run": [-1],
     "logger": ["wandb", ["wandb"], object()],
+    "taps": [["body"], {"representation": torch.nn.Identity()}],
+    "sampler": ["uniform", UniformSampler],
+    "systems": [{"stragglers": 0.5}],
+    "clock": [3],
+    "asynchronous": [True],
+    "callbacks": [Scores],
 }
 
 
@@ -100,6 +107,11 @@ class Given(Sampler):
         return np.array(self.clients)
 
 
+class Mine(Method):
+    def on_client_begin(self, client):
+        pass
+
+
 SCHEDULE, OPTIMIZER = "trainer.client_lr_scheduler", "trainer.server_optimizer"
 # the words of the line, and what is passed to fit
 REFUSED = [
@@ -118,6 +130,7 @@ REFUSED = [
     (("trainer.cache_references=True",), {"data": small_data(augment=[RandomFlip()]), "cache_references": True}),
     (("model=", "helpers.tiny.TinyModule", "Net()"), {"model": TinyModule, "data": clients(TinyData())}),
     *((("method=", "Method"), {"methods": [method]}) for method in ("FedProx", FedProx, Method())),
+    (("method='Mine.on_client_begin'", "on_client_start"), {"methods": [Mine()]}),
 ]
 
 
@@ -213,6 +226,8 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     assert not (tmp_path / "runs").exists()
 
 
-def test_data_in_the_place_of_the_model_is_refused_with_their_order(tmp_path):
+def test_arguments_in_each_others_places_are_refused_with_their_order(tmp_path):
     with refused("model='Digits'", "fit(model, data)"):
         small_trainer(tmp_path).fit(small_data(), small_model())
+    with refused("ckpt_path=", "methods are one list"):
+        small_trainer(tmp_path).fit(small_model(), small_data(), FedProx(), FedLC())

@@ -88,6 +88,8 @@ BAD: dict[str, tuple[str, str]] = {
     "Clok": ("--trainer.clock=Clok", "Clock?"),
     "a sampler's help": ("--trainer.sampler.help=Foo", "UniformSampler"),
     "FedPrx": ("method: [FedPrx]", "method='FedPrx'"),
+    "a class that a module lacks": ("--method=fl_lightning.methods.FedProxx", "did you mean FedProx?"),
+    "a logger without its ending": ("--trainer.logger=wandb", "WandbLogger"),
     "max_epochs": ("--trainer.max_epochs=3", "trainer.max_rounds"),
     "the second of two loggers": (
         "trainer: {logger: [{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: x}}, 5]}",
@@ -162,6 +164,9 @@ WITHOUT_TORCH: tuple[tuple[list[str], list[str], str], ...] = (
         ["method: FedProx", "'alpha'", "mu"],
         "method: [{class_path: FedProx, init_args: {alpha: 1}}]",
     ),
+    (["fit", "--config=smoke/fedavg", "--method=FedAdam"], ["method='FedAdam'", "--config methods/fedadam"], ""),
+    (["fit", "--config=smoke/fedavg", "--method=FedAvg"], ["method='FedAvg'", "no method"], ""),
+    (["test", "--ckpt_path", "."], ["ckpt_path='.'"], ""),
     (["test", "--ckpt_path", "nowhere/last.ckpt"], ["ckpt_path='nowhere/last.ckpt'"], ""),
     (["fit", "--config", "{file}", "--ckpt_path=null"], ["weights='nowhere.pt'"], "weights: nowhere.pt\n"),
 )

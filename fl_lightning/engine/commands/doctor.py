@@ -259,7 +259,7 @@ def as_text(plan: Outline) -> str:
         "dropped": "drop a last batch that is not full",
     }
     ends = ", ".join(f"{clients[kind]} {text}" for kind, text in kinds.items() if clients[kind])
-    order = "one client after the other" if run["clients_per_step"] == 1 else "clients in groups"
+    order = "clients train sequentially" if run["clients_per_step"] == 1 else "clients in groups"
     numbers = {name: ", ".join(f"{value:,.10g}" for value in clients[name]) for name in EACH}
     # an empty head continues the line above
     rows = [
