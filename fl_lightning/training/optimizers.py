@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from fl_lightning.client.lightning.private import configure_optimizers, configure_schedulers
+from fl_lightning.storage.serializable import with_tensors
 from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import ClientError, UsageError, require, text_of
 
@@ -29,8 +30,10 @@ Schedulers = list[LRSchedulerConfig]
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
     """A new optimizer (and schedulers) of the user's module."""
     kind = f"model={type(module).__name__}: configure_optimizers"
+    trainer: Any = module.trainer
+    start = patched(trainer.fit_progress, round=0, epoch=0, step=0)  # where Lightning calls it
     try:
-        with patched(module, _current_fx_name="configure_optimizers"):  # for self.log
+        with start, patched(module, _current_fx_name="configure_optimizers"):  # for self.log
             returned: Any = module.configure_optimizers()
     except (ValueError, TypeError) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -80,6 +83,7 @@ class OptimizerFactory:
         attributes = dict(vars(self.module))
         optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
+        set_group_options(optimizer, self._options)  # calls may share a tensor
         # an attribute that configure_optimizers sets may refer to this optimizer
         now = vars(self.module)
         is_unchanged = now.keys() == attributes.keys() and all(map(is_, now.values(), attributes.values()))
@@ -95,17 +99,15 @@ class OptimizerFactory:
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The options of each parameter group."""
-    options: list[dict[str, Any]] = [dict(group) for group in optimizer.param_groups]
-    for group in options:
-        del group["params"]
-    return options
+    """A copy of the options of each parameter group."""
+    options = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+    return with_tensors(options, lambda tensor: tensor.detach().clone())
 
 
 def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:
-    """Set the options of each parameter group."""
+    """Set the options of each parameter group to copies: a tensor, such as a rate, may change in place."""
     for group, values in zip(optimizer.param_groups, options, strict=True):
-        group.update(values)
+        group.update(with_tensors(values, torch.clone))
 
 
 def set_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
