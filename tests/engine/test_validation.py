@@ -23,13 +23,13 @@ from fl_lightning.methods import FedLC, FedProx
 from fl_lightning.models import MLP, ImageClassifier
 
 WRONG = {
-    "max_rounds": [-1],
-    "local_epochs": [0],
-    "local_steps": [0],
+    "max_rounds": [-1, 2.0],
+    "local_epochs": [0, 2.0],
+    "local_steps": [0, 1.5],
     "participation": [0.0],
-    "cohort_size": [0],
-    "eval_every_n_rounds": [0],
-    "checkpoint_every_n_rounds": [0],
+    "cohort_size": [0, 1.5],
+    "eval_every_n_rounds": [0, 1.5],
+    "checkpoint_every_n_rounds": [0, 1.5],
     "strategy": ["ddp", "a" * 1000],
     "name": ["..", "../x", "/a", "a\nb", "a\0b", "ü" * 128, ".a", "a ", "", "\ud800", 7],
     "client_memory": [-0.5],
@@ -53,6 +53,14 @@ WRONG = {
     "compile": ["fast"],
     "fast_dev_run": [-1],
     "logger": ["wandb", ["wandb"], object()],
+    "precision": ["transformer-engine"],
+    "channels_last": ["yes"],
+    "sampler": ["uniform"],
+    "systems": [{}],
+    "clock": [3],
+    "asynchronous": [True],
+    "taps": [["body"], {"representation": 1}],
+    "default_root_dir": [5],
 }
 
 
@@ -60,7 +68,7 @@ WRONG = {
 def test_a_value_out_of_its_range_is_refused_by_name(tmp_path, name):
     for value in WRONG[name]:
         with refused(f"trainer.{name}=") as caught:
-            FederatedTrainer(default_root_dir=tmp_path, **{name: value})
+            FederatedTrainer(**{"default_root_dir": tmp_path, name: value})
         assert len(str(caught.value)) < 400
     assert not list(tmp_path.iterdir())
 
