@@ -221,6 +221,14 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("make", [torch.nn.Linear, lambda *_: torch.compile(TinyModule())])
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_module_that_is_no_lightning_module_is_refused_by_its_class(tmp_path, command, make):
+    model = make(8, 3)
+    with refused(f"model={type(model).__name__!r}", "LightningModule"):
+        getattr(small_trainer(tmp_path), command)(model, clients(TinyData()))
+
+
 def test_data_in_the_place_of_the_model_is_refused_with_their_order(tmp_path):
     with refused("model='Digits'", "fit(model, data)"):
         small_trainer(tmp_path).fit(small_data(), small_model())
