@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Parameter, signature
+from itertools import chain
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -79,16 +80,16 @@ def check_arguments(arguments: dict[str, Any], types: dict[str, Any]) -> None:
 
     def check(name: str) -> None:
         parts = get_args(types[name]) if get_origin(types[name]) in (Union, UnionType) else (types[name],)
-        texts = [text for part in parts if get_origin(part) is Literal for text in get_args(part)]
+        texts = [*chain(*(get_args(part) for part in parts if get_origin(part) is Literal))]
         kinds = [get_origin(part) or part for part in parts if get_origin(part) is not Literal]
         words = [word for kind in kinds for word in WORDS.get(kind, [kind.__name__])]
         in_range, hint = RANGES.get(name, (lambda value: True, f"pass one of {', '.join([*texts, *words])}"))
         value = arguments[name]
-        of_kind = value in texts or any(isinstance(value, WIDER.get(kind, kind)) for kind in kinds)
-        require(of_kind and in_range(value), f"trainer.{name}", value, hint)
+        fits = value in texts or any(isinstance(value, WIDER.get(kind, kind)) for kind in kinds)
+        require(fits and in_range(value), f"trainer.{name}", value, hint)
 
-    # check_observers checks the others
-    check_all(partial(check, name) for name in types if name not in ("callbacks", "logger", "return"))
+    unchecked = ("callbacks", "logger", "return")  # see check_observers
+    check_all(partial(check, name) for name in types if name not in unchecked)
 
 
 def is_folder_name(name: Any) -> bool:

@@ -48,7 +48,8 @@ def run_round(run: Run, round_: int) -> bool:
         run.backend.evaluate(run)
     # a round without an update lacks metrics of training
     run.local_training.monitored.after_round(round_, run.metrics.current, due and bool(arrived))
-    evaluated = due or ends or any(callback.requires_evaluation(round_) for callback in run.callbacks)
+    required = any(callback.requires_evaluation(round_) for callback in run.callbacks)
+    evaluated = due or ends or required
     if evaluated and not due:
         evaluate_for_record(run)
     with run.metrics.timed("log"):

@@ -69,6 +69,16 @@ class OptimizerFactory:
         """An optimizer with its schedulers, to be inspected before the first visit."""
         return configure_optimizer(self.module)
 
+    @cached_property
+    def depends_on_batches(self) -> bool:
+        """Whether the options, such as a rate, depend on the client's number of batches."""
+        trainer: Any = self.module.trainer
+        fit_progress, options = trainer.fit_progress, list[str]()
+        for batches in (1, 2):
+            with patched(fit_progress, batches=batches):
+                options.append(repr(group_options(configure_optimizer(self.module)[0])))
+        return options[0] != options[1]
+
     def fresh(self) -> tuple[Optimizer, Schedulers]:
         """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
         is_unchanged = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
@@ -87,7 +97,7 @@ class OptimizerFactory:
         # an attribute that configure_optimizers sets may refer to this optimizer
         now = vars(self.module)
         is_unchanged = now.keys() == attributes.keys() and all(map(is_, now.values(), attributes.values()))
-        again = schedulers or optimizer.state or not is_unchanged
+        again = schedulers or optimizer.state or not is_unchanged or self.depends_on_batches
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
 
@@ -100,8 +110,10 @@ class OptimizerFactory:
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """A copy of the options of each parameter group."""
-    options = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
-    return with_tensors(options, lambda tensor: tensor.detach().clone())
+    groups: list[dict[str, Any]] = [dict(group) for group in optimizer.param_groups]
+    for group in groups:
+        del group["params"]
+    return with_tensors(groups, lambda tensor: tensor.detach().clone())
 
 
 def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:

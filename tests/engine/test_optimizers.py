@@ -214,6 +214,17 @@ def test_a_rate_by_epoch_is_that_of_the_first_epoch_in_each_visit(tmp_path, sche
     assert [row["lr"] for row in trainer.history] == [0.1] * 3
 
 
+def test_a_rate_by_the_number_of_batches_is_that_of_each_client(tmp_path):
+    def configure_optimizers(self):
+        return SGD(self.parameters(), lr=1 / self.trainer.num_training_batches)
+
+    model = variant(TinyModule, configure_optimizers=configure_optimizers)
+    for size in (1, 2):
+        trainer = small_trainer(tmp_path, clients_per_step=size)
+        trainer.fit(model(), clients(TinyData(40), 12, 12, 8, 8))
+        assert [row["lr"] for row in trainer.history] == [pytest.approx((1 / 3 + 1 / 2) / 2)] * 2
+
+
 # ---------------------------------------------------------------- layers that unfreeze
 def unfreezing(condition):
     """A module whose body is trained in the epochs for which the condition holds."""
