@@ -181,14 +181,16 @@ class Embedding(Measurement):
 
 
 def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
-    """Return t-SNE of representations ``(n, d)`` in two dimensions, ``(n, 2)``; zeros for fewer than 4 or equal points.
+    """Return t-SNE of representations ``(n, d)`` in two dimensions, ``(n, 2)``.
+
+    Fewer than 4 points, equal ones and those of a diverged model give zeros.
 
     It runs on one thread, since sums over several threads are not reproducible bit for bit.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
-    if len(z) < 4 or not np.ptp(z, 0).any():
+    if len(z) < 4 or not 0 < np.ptp(z, 0).max() < 1e18:  # squares of larger ones overflow
         return np.zeros((len(z), 2))
     with threadpool_limits(1):
         tsne = TSNE(perplexity=min(perplexity, (len(z) - 1) / 3), init="pca", random_state=seed)

@@ -399,6 +399,8 @@ def main(args: list[str] | None = None) -> None:
             raise
         sys.exit(1)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and not from_own_files(error):
+            raise  # who reads the output has closed it, as `head` does
         usage = usage_error(error)
         if usage is not None:
             print_usage_error(usage)

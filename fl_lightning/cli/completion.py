@@ -14,17 +14,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.nn import Module
 
-from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.cli.bench import bench_parser
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status
+from fl_lightning.cli.parser_errors import MODULES_OF_CLASSES, NO_CHOICES
 from fl_lightning.cli.report import report_parser
-from fl_lightning.core import clock, sampling, systems
 from fl_lightning.core.method import Method
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.utilities.errors import UsageError
 
 PROGRAM = "fl-lightning"
-PARTS = (callbacks, data, methods, models, optim, sampling, systems, clock)
 
 
 def is_class(value: Any) -> bool:
@@ -34,9 +32,10 @@ def is_class(value: Any) -> bool:
 
 CLASSES = {
     name: value
-    for part in PARTS
+    for part in MODULES_OF_CLASSES
     for name, value in vars(part).items()
-    if is_class(value) and not isabstract(value) and not name.startswith("_")
+    if is_class(value) and not isabstract(value)
+    if value not in NO_CHOICES and not name.startswith("_")
 }
 
 
@@ -95,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser, prefix: str, function: Any, a
         hints = {}
     for name, parameter in signature(function).parameters.items():
         named = parameter.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-        if named and name not in ("self", "model", "datamodule"):
+        if named and name not in ("self", "model", "datamodule", "params"):
             add_option(parser, prefix + name, hints.get(name), above)
 
 
@@ -106,7 +105,7 @@ def add_option(parser: argparse.ArgumentParser, key: str, hint: Any, above: tupl
     kinds = [kind for kind in parts if is_class(kind) and kind not in (*above, Module, object)]
     fitting = {}
     for name, subclass in CLASSES.items():
-        if any(issubclass(subclass, kind) and kind is not subclass for kind in kinds):
+        if any(issubclass(subclass, kind) for kind in kinds):
             fitting[name] = subclass
     values = sorted(fitting)
     if not values:

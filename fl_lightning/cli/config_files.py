@@ -69,7 +69,8 @@ def config_and_entries(value: str) -> tuple[str, Mapping[str, Any]]:
     Raises:
         UsageError: the file does not exist, is not YAML, or is not a config.
     """
-    path = value if os.path.exists(value) else str(packaged_config(value) or value)
+    # a folder of data does not hide the config data/cifar10
+    path = value if os.path.exists(value) and not os.path.isdir(value) else str(packaged_config(value) or value)
     if os.path.isfile(path):
         entries = read_yaml(Path(path))
         if not isinstance(entries, Mapping):

@@ -56,7 +56,7 @@ def main(args: list[str] | None = None) -> None:
             import_module(f"fl_lightning.cli.{APART[words[0]]}").main(words)
         else:
             end_with_status(lambda: check_before_torch(words))
-            import_module("fl_lightning.cli.cli").main(args)
+            end_with_status(lambda: import_module("fl_lightning.cli.cli").main(args))
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
@@ -121,8 +121,10 @@ def end_with_status(command: Callable[[], int | None]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = command() or 0
-        sys.stdout.flush()
+        try:
+            status = command() or 0
+        finally:
+            sys.stdout.flush()
     except UsageError as error:
         print_usage_error(error)
         status = 2

@@ -12,11 +12,12 @@ from importlib import import_module
 import torch
 from lightning.pytorch import LightningModule
 
+from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.config_checks import constructors
 from fl_lightning.cli.config_files import class_hint, keys_of, no_argument, unknown_key
+from fl_lightning.core import clock, sampling, systems
 from fl_lightning.core.method import Method
-from fl_lightning.core.sampling import Sampler
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
@@ -34,13 +35,16 @@ BASES: dict[str, type] = {
     "augment": Augmentation,
     "encoder": Encoder,
     "projector": BaseProjector,
-    "sampler": Sampler,
+    "sampler": sampling.Sampler,
     "server_optimizer": torch.optim.Optimizer,
+    "systems": systems.SystemsHeterogeneity,
+    "clock": clock.Clock,
+    "asynchronous": clock.Buffered,
 }
-# folders of this package whose classes a config names
-FOLDERS_OF_CLASSES = tuple(
-    f"fl_lightning.{part}" for part in ("callbacks", "data", "methods", "models", "optim", "sampling")
-)
+# modules of this package whose classes a config names
+MODULES_OF_CLASSES = (callbacks, data, methods, models, optim, clock, sampling, systems)
+# classes that do nothing by themselves
+NO_CHOICES = (Callback, Encoder, Method)
 # The innermost cause of an error. Of several types, the parser reports first the one that fits the value best, and an
 # inner error follows the outer ones: so the first of these sentences is the cause.
 CAUSE = re.compile(
@@ -214,13 +218,9 @@ def known_classes(key: str) -> list[str]:
     """The names of the classes of this package, or of Fabric's loggers, that a key takes."""
     if last_part(key) == "logger":
         return ["CSVLogger", "TensorBoardLogger"]
-    base = BASES.get(last_part(key.removesuffix(".help")))
-    pending, names = [] if base is None else [base], list[str]()
-    while pending:
-        children: list[type] = pending.pop().__subclasses__()
-        pending += children
-        for kind in children:
-            of_package = kind.__module__.startswith(FOLDERS_OF_CLASSES)
-            if of_package and not inspect.isabstract(kind) and kind.__name__[0] != "_":
-                names.append(kind.__name__)
-    return sorted({*names})
+    base, names = BASES.get(last_part(key.removesuffix(".help")), ()), list[str]()
+    for name, kind in (pair for module in MODULES_OF_CLASSES for pair in vars(module).items()):
+        is_choice = isinstance(kind, type) and kind not in NO_CHOICES and not inspect.isabstract(kind)
+        if is_choice and issubclass(kind, base):
+            names.append(name)
+    return sorted(names)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_info
@@ -434,11 +435,12 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
         for tag, value in defined.items():
             tags.setdefault(tag, []).append(value)
         logged |= {f"sites/{name}/{tag}": value for tag, value in metrics.items()}
-    worst = {tag: (max if is_minimized(tag) else min)(several) for tag, several in tags.items()}
     means = {tag: float(mean) for tag, mean in sums.means().items()}
     numbers = {tag: len(several) for tag, several in tags.items()}
     logged |= {f"{tag}/clients": number for tag, number in numbers.items() if number < len(values)}
-    return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
+    for tag, several in tags.items():
+        logged[f"sites/worst/{tag}"] = float((np.max if is_minimized(tag) else np.min)(several))
+    return {**means, **logged}
 
 
 def check_suits(trainer: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fl_lightning.functional.rows import centered, in_full_precision, linked_zero, needs_gradient, unit_scale
+from fl_lightning.functional.rows import as_rows, centered, in_full_precision, linked_zero, needs_gradient, unit_scale
 from fl_lightning.utilities.errors import require
 
 LEAST_NORM = 1e-12
@@ -307,7 +307,7 @@ def _centered_gram(x: Tensor) -> Tensor:
 def _rows(x: Tensor) -> Tensor:
     """Activations ``(n, ...)`` as rows ``(n, p)``; the order of columns does not matter, and this one costs no copy."""
     channels_last = x.ndim == 4 and x.stride(1) == 1
-    return (x.permute(0, 2, 3, 1) if channels_last else x).flatten(1)
+    return as_rows(x.permute(0, 2, 3, 1) if channels_last else x)
 
 
 def _width(x: Tensor) -> int:
@@ -321,7 +321,7 @@ def _require_same_rows(x: Tensor, y: Tensor) -> None:
 
 def _standard(x: Tensor) -> Tensor:
     """Centered rows ``(n, p)``, scaled to largest entry 1: CKA does not depend on the scale."""
-    return unit_scale(centered(x.flatten(1)))[0]
+    return unit_scale(centered(as_rows(x)))[0]
 
 
 def _rbf(rows: Tensor, bandwidth: float) -> Tensor:

@@ -20,14 +20,17 @@ def singular_values(matrix: Tensor) -> Tensor:
         matrix: ``(m, n)``.
 
     Returns:
-        ``(min(m, n),)``, at least 0, in float64, without gradient.
+        ``(min(m, n),)``, at least 0, in float64, without gradient; nan if an entry is infinite or nan.
 
     Example:
         >>> import torch
         >>> singular_values(torch.tensor([[0.0, 2.0], [1.0, 0.0], [0.0, 0.0]])).round(decimals=4).tolist()
         [2.0, 1.0]
     """
-    return torch.linalg.svdvals(matrix.detach().double())
+    matrix = matrix.detach().double()
+    if not matrix.isfinite().all():
+        return matrix.new_full((min(matrix.shape),), torch.nan)
+    return torch.linalg.svdvals(matrix)
 
 
 def covariance_spectrum(z: Tensor) -> Tensor:
@@ -61,13 +64,15 @@ def eigenvalues(covariance: Tensor) -> Tensor:
         covariance: symmetric and positive semidefinite, ``(d, d)``.
 
     Returns:
-        ``(d,)``, at least 0, in the precision of ``covariance``.
+        ``(d,)``, at least 0, in the precision of ``covariance``; nan if an entry is infinite or nan.
 
     Example:
         >>> import torch
         >>> eigenvalues(torch.diag(torch.tensor([1.0, 3.0, 0.0]))).round(decimals=4).tolist()
         [3.0, 1.0, 0.0]
     """
+    if not covariance.isfinite().all():
+        return covariance.new_full((len(covariance),), torch.nan)
     return torch.linalg.eigvalsh(covariance).flip(0).clamp_min(0)
 
 
@@ -144,7 +149,7 @@ def numerical_rank(s: Tensor, tolerance: float | None = None) -> Tensor:
     """
     require(tolerance is None or tolerance >= 0, "tolerance", tolerance, "use a number of at least 0, or None")
     relative = len(s) * torch.finfo(torch.float32).eps if tolerance is None else tolerance
-    return (s > relative * s.max()).sum().to(s.dtype)
+    return torch.where(s.isnan().any(), torch.nan, (s > relative * s.max()).sum()).to(s.dtype)
 
 
 @in_full_precision
@@ -168,8 +173,8 @@ def condition_number(s: Tensor, tolerance: float | None = None) -> Tensor:
         >>> condition_number(torch.tensor([2.0, 1.0, 0.5, 0.0])).item()
         4.0
     """
-    rank = int(numerical_rank(s, tolerance))
-    return s.max() / s.sort(descending=True).values[rank - 1] if rank else s.new_zeros(())
+    rank = numerical_rank(s, tolerance)
+    return s.max() / s.sort(descending=True).values[int(rank) - 1] if rank > 0 else rank
 
 
 def singular_alignment(first: Tensor, second: Tensor, number: int) -> Tensor:

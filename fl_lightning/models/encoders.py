@@ -215,12 +215,12 @@ class MLP(Encoder):
 
     Args:
         in_features: number of values of an input.
-        hidden: widths of the layers; None is one layer of 64.
+        hidden: widths of the layers, none for an empty list; None is one layer of 64.
     """
 
     def __init__(self, in_features: int = 64, hidden: list[int] | None = None) -> None:
         super().__init__()
-        widths = [in_features, *(hidden or [64])]
+        widths = [in_features, *([64] if hidden is None else hidden)]
         require(in_features >= 1, f"{type(self).__name__}.in_features", in_features, "give 1 or more")
         require(min(widths) >= 1, f"{type(self).__name__}.hidden", hidden, "give widths of 1 or more")
         self.layers = nn.Sequential(nn.Flatten())

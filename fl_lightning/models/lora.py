@@ -8,6 +8,7 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from fl_lightning.models.etf import ETFClassifier
 from fl_lightning.utilities.errors import require
 
 
@@ -65,21 +66,29 @@ def with_lora(
         The module.
 
     Raises:
-        UsageError: ``rank`` is below 1, or the module has no linear layer outside of ``trained``.
+        UsageError: ``rank`` is below 1, or the module has no linear layer outside of ``trained`` or an ETFClassifier.
     """
     require(rank >= 1, "with_lora.rank", rank, "use 1 or more")
     taps = getattr(module, "taps", {})
     full_paths = ([taps["logits"]] if "logits" in taps else []) if trained is None else trained
-    paths = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
+    parts = dict(module.named_modules(remove_duplicate=False))
+    is_fixed = any(isinstance(part, ETFClassifier) for part in parts.values())
+    hint = "adapters would change its fixed vertices; use another classifier"
+    require(not is_fixed, "with_lora.module", "ETFClassifier", hint)
     prefixes = tuple(f"{path}." for path in full_paths)
-    paths = [path for path in paths if not f"{path}.".startswith(prefixes)]
+    trained_parts = {part for path, part in parts.items() if f"{path}.".startswith(prefixes)}
+    layers = dict[str, nn.Linear]()
+    for path, part in parts.items():
+        if isinstance(part, nn.Linear) and part not in trained_parts:
+            layers[path] = part
     hint = "it has no linear layer that can have an adapter; take with_lora out"
-    require(bool(paths) and "" not in paths, "with_lora.module", type(module).__name__, hint)
+    require(bool(layers) and "" not in layers, "with_lora.module", type(module).__name__, hint)
     module.requires_grad_(False)
     for path in full_paths:
         module.get_submodule(path).requires_grad_(True)
-    for path in paths:
-        adapted = LoRALinear(module.get_submodule(path), rank, alpha)  # type: ignore[arg-type]
-        adapted.lora_A.requires_grad_(train_a)
-        module.set_submodule(path, adapted)
+    # a layer may have several paths
+    adapted = {layer: LoRALinear(layer, rank, alpha) for layer in dict.fromkeys(layers.values())}
+    for path, layer in layers.items():
+        adapted[layer].lora_A.requires_grad_(train_a)
+        module.set_submodule(path, adapted[layer])
     return module

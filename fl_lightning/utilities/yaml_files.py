@@ -18,12 +18,16 @@ OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_
 
 # the parser that is written in C reads a config faster
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The safe loader, except that a date is a text, in agreement with the parser of configs."""
+    """The safe loader, except that a date is a text and 1e-3 a number, in agreement with the parser of configs."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         letter: [(tag, pattern) for tag, pattern in resolvers if tag != f"{TAG}timestamp"]
         for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+
+NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
+Loader.add_implicit_resolver(f"{TAG}float", NUMBER, list("-+0123456789"))
 
 
 def read_yaml(path: Path) -> Any:

@@ -24,6 +24,9 @@ OFFERED = {
     "fit --method.bet": "--method.beta",
     "fit --config a.yaml --data Site": "SiteImageFolders",
     "fit --data.partitioner Dir": "Dirichlet",
+    "fit --trainer.clock C": "Clock",
+    "fit --trainer.clock.dead": "--trainer.clock.deadline",
+    "fit --trainer.server_optimizer.p": "",
 }
 
 

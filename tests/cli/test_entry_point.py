@@ -197,3 +197,11 @@ def test_ctrl_c_during_an_import_is_one_line(monkeypatch, capsys):
         with pytest.raises(SystemExit, match="130"):
             cli.main([command])
         assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.thorough
+def test_a_command_of_the_trainer_ends_silently_where_its_reader_closes_the_pipe(tmp_path):
+    words = f"-u -m fl_lightning.cli partition --config smoke/fedavg --trainer.default_root_dir={tmp_path}"
+    given = ["bash", "-o", "pipefail", "-c", f"{sys.executable} {words} | true"]
+    ended = subprocess.run(given, capture_output=True, text=True, check=False, timeout=600)
+    assert ended.returncode == 141 and "error" not in ended.stderr.lower(), ended.stderr

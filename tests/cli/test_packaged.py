@@ -44,11 +44,12 @@ def test_bench_takes_the_name_of_a_suite_and_fit_does_not(capsys):
 
 
 def test_a_run_begins_with_a_name_and_a_file_of_that_name_comes_first(capsys, tmp_path):
+    (tmp_path / "smoke/fedavg.yaml").mkdir(parents=True)  # a folder does not
     given = ["fit", "--config", "smoke/fedavg.yaml", "--print_config"]
     with pytest.raises(SystemExit, match="0"):
         main(given)
     assert "FedUV\n" not in capsys.readouterr().out
-    (tmp_path / "smoke").mkdir()
+    (tmp_path / "smoke/fedavg.yaml").rmdir()
     shutil.copy(ROOT / "experiments/smoke/feduv.yaml", tmp_path / "smoke/fedavg.yaml")
     with pytest.raises(SystemExit, match="0"):
         main(given)

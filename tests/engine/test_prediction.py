@@ -147,6 +147,8 @@ def test_outputs_are_written_to_a_file(tmp_path):
     outputs = small_trainer(tmp_path).predict(small_model(), small_data(train_size=100), output=path)
     assert all(torch.equal(a, b) for a, b in zip(torch.load(path, weights_only=True), outputs, strict=True))
     assert [one.name for one in path.parent.iterdir()] == ["mine.pt"]
+    with refused(f"output={str(path.parent)!r}"):
+        small_trainer(tmp_path).predict(small_model(), small_data(train_size=100), output=path.parent)
 
 
 def test_what_cannot_be_predicted_is_refused(tmp_path):

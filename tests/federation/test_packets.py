@@ -163,4 +163,6 @@ def test_a_site_without_a_value_is_left_out_of_its_mean_but_not_one_whose_loss_i
     assert (found["auroc"], found["auroc/clients"], found["sites/worst/auroc"]) == (pytest.approx(0.8), 2, 0.5)
     errors = over_sites({"a": (1, {"test/mse": 1.0}), "b": (1, {"test/mse": 9.0})})
     assert errors["sites/worst/test/mse"] == 9.0
-    assert math.isnan(over_sites({**sites, "c": (60, {"loss": math.nan})})["loss"])
+    for site in ("0", "c"):  # before and after the others
+        diverged = over_sites(dict(sorted({**sites, site: (60, {"loss": math.nan})}.items())))
+        assert math.isnan(diverged["loss"]) and math.isnan(diverged["sites/worst/loss"])

@@ -1,5 +1,7 @@
 """FedDecorr and DeCov on any shape, constant columns and groups, and the spectra and ranks in which they show."""
 
+import math
+
 import make_reference_values as reference
 import numpy as np
 import pytest
@@ -107,6 +109,16 @@ def test_spectra_are_those_of_numpy(shape):
 
 def test_eigenvalues_that_rounding_made_negative_are_0():
     assert eigenvalues(torch.diag(torch.tensor([-1e-9, 2.0, 1.0]))).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("spectrum", [covariance_spectrum, singular_values, lambda z: eigenvalues(z @ z.T)])
+def test_a_diverged_model_has_no_spectrum_and_no_ranks(spectrum, value):
+    z = torch.ones(3, 3)
+    z[0, 1] = value
+    s = spectrum(z)
+    assert s.shape == (3,) and s.isnan().all()
+    assert all(rank(s).isnan() for rank in (effective_rank, stable_rank, numerical_rank, condition_number))
 
 
 @pytest.mark.parametrize("rows", [torch.empty(0, 3), torch.randn(1, 3), torch.full((7, 3), 0.1)])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -147,6 +148,9 @@ def test_representations_of_more_dimensions_are_flattened(name, shape):
 def test_a_number_for_each_example_is_a_row_of_one():
     assert torch.equal(F.as_rows(torch.arange(3.0)), torch.tensor([[0.0], [1.0], [2.0]]))
     assert F.correlation_frobenius(torch.randn(5)) == 0
+    x, y = torch.randn(2, 5)
+    for similarity in (F.linear_cka, partial(F.linear_cka, debiased=True), F.rbf_cka):
+        assert torch.equal(similarity(x, y), similarity(x[:, None], y[:, None]))
 
 
 # ---------------------------------------------------------------- similarities and contrasts

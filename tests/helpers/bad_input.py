@@ -85,6 +85,8 @@ BAD: dict[str, tuple[str, str]] = {
     # a key or a class that does not exist
     "alhpa": ("--data.partitioner.alhpa=1", "'alhpa'"),
     "Dirichet": ("data: {init_args: {partitioner: Dirichet}}", "data.partitioner='Dirichet'"),
+    "Clok": ("--trainer.clock=Clok", "Clock?"),
+    "a sampler's help": ("--trainer.sampler.help=Foo", "UniformSampler"),
     "FedPrx": ("method: [FedPrx]", "method='FedPrx'"),
     "max_epochs": ("--trainer.max_epochs=3", "trainer.max_rounds"),
     "the second of two loggers": (

@@ -26,7 +26,7 @@ from fl_lightning.methods import (
     HetLoRA,
     LoRAProduct,
 )
-from fl_lightning.models import MLP, ImageClassifier, with_lora
+from fl_lightning.models import MLP, ETFClassifier, ImageClassifier, with_lora
 from fl_lightning.models.lora import LoRALinear
 
 A, B = "layer.lora_A.weight", "layer.lora_B.weight"
@@ -384,6 +384,12 @@ def test_with_lora_begins_as_the_model_itself_and_trains_adapters_and_classifier
     assert [len(adapted.state_dict()[adapter.a]) for adapter in lora_adapters(adapted)] == [3, 3]
 
 
+def test_a_layer_in_two_places_has_one_adapter():
+    layer = nn.Linear(4, 4)
+    module = with_lora(nn.Sequential(nn.Sequential(layer), layer))
+    assert isinstance(module[1], LoRALinear) and module[0][0] is module[1]
+
+
 class Attention(nn.Module):
     """torch's own attention, which reads the weight of its last layer instead of calling the layer."""
 
@@ -428,6 +434,8 @@ def test_what_has_no_adapter_or_does_not_scale_it_is_refused(run):
         lora_model(rank=0)
     with refused("with_lora.module='Sequential'"):
         with_lora(nn.Sequential(nn.ReLU()))
+    with refused("with_lora.module='ETFClassifier'"):
+        with_lora(ImageClassifier(MLP(64), classifier=ETFClassifier))
     with refused("FedExLoRA", "adapter='layer'", "scaling"):
         run([FedExLoRA()], model=Unscaled())
 

@@ -50,6 +50,7 @@ SIZES = {
     "FedUV's ResNet-50": (lambda: ResNet50(stem="large", init="default"), lambda: Projector(2048), 200, 32_318_728),
     "FedDecorr's ResNet-32": (ResNet32, None, 10, 464_154),
     "MLP": (lambda: MLP(64, [32, 16]), None, 10, 64 * 32 + 32 + 32 * 16 + 16 + 160 + 10),
+    "MLP without layers": (lambda: MLP(64, []), None, 10, 64 * 10 + 10),
     "ResNet-20": (ResNet20, None, 10, 269_722),
     "FedDecorr's MobileNetV2": (MobileNetV2, None, 10, 2_296_922),
     "FedDecorr's MobileNetV2 on 200": (MobileNetV2, None, 200, 2_540_312),

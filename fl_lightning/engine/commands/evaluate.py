@@ -25,7 +25,7 @@ from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import read
 from fl_lightning.storage.serializable import is_storable, on_cpu
 from fl_lightning.training.device_loaders import flattened
-from fl_lightning.utilities.errors import UsageError, count, require
+from fl_lightning.utilities.errors import UsageError, count, require, writing_into
 from fl_lightning.utilities.lightning_compat import is_overridden
 
 
@@ -90,6 +90,7 @@ def predict_once(
 ) -> list[Any]:
     """Return the outputs of ``predict_step`` of the module or of a checkpoint's global model, batch by batch."""
     if output is not None:
+        require(not output.is_dir(), "output", str(output), "it is a folder; pass a file")
         check_folder("output", output.parent)
     personal = load_to_evaluate(run, ckpt_path, weights)
     hint = f"entries of the state stay with {count(len(personal), 'client')}, so it has no global model to predict with"
@@ -98,7 +99,8 @@ def predict_once(
     if output is not None and run.workers.rank == 0:
         hint = f"{output.name} can only hold tensors and plain values; predict_step returned other objects"
         require(is_storable(outputs), "output", str(output), hint)
-        save(outputs, output)
+        with writing_into("output", output):
+            save(outputs, output)
     return outputs
 
 
