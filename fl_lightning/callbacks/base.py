@@ -138,8 +138,8 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 
 def logged_instead(trainer: RunContext) -> str | None:
-    """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
-    if not trainer.evaluation_is_due:
+    """Return a text about the metrics of a round that lacks one; None after a round without evaluation or update."""
+    if not (trainer.evaluation_is_due and trainer.metrics.get("clients")):
         return None
     pattern = re.compile("(train|val|test|rank|drift)[/_]")
     tags = sorted(filter(pattern.match, trainer.metrics))

@@ -69,7 +69,7 @@ class EarlyStopping(MonitoringCallback):
 
     Arguments and rule are as in Lightning's ``EarlyStopping``. Any tag of ``metrics.csv`` can be monitored, because the
     other callbacks log first. Rounds that do not log the metric do not count, nor do evaluations that only other
-    callbacks require.
+    callbacks or the end of the run require.
 
     Args:
         monitor: tag of the metric, such as ``test/accuracy``.

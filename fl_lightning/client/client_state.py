@@ -19,6 +19,7 @@ from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_paralle
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
 from fl_lightning.storage.tempdirs import TemporaryFolder
 from fl_lightning.utilities.code_fingerprint import file_sha256
+from fl_lightning.utilities.errors import require
 
 Memory = dict[str, dict[str, Any]]
 
@@ -61,7 +62,11 @@ class ClientStateStore(Mapping[int, Memory]):
         A file stays on disk.
         """
         memories = self._visited if k in self._visited else self._held
-        return memories[k] if k in memories else load(self._on_disk[k])
+        if k in memories:
+            return memories[k]
+        hint = "it had no room for this client, and the files beyond it end with the run; raise it"
+        require(self._on_disk[k].is_file(), "trainer.client_memory", self.limit / 2**30, hint)
+        return load(self._on_disk[k])
 
     def own_entries(self, k: int) -> State:
         """The state entries that stay with client ``k``, as its last visit left them; none before its first."""

@@ -132,10 +132,9 @@ class RunContext:
 
     @property
     def evaluation_is_due(self) -> bool:
-        """Whether the arguments ask for an evaluation after this round, or it is the last."""
-        number = self.server.round + 1
-        if number == self.max_rounds or self.eval_every_seconds is None:
-            return number == self.max_rounds or number % self.eval_every_n_rounds == 0
+        """Whether the arguments ask for an evaluation after this round, also if it were not the last."""
+        if self.eval_every_seconds is None:
+            return (self.server.round + 1) % self.eval_every_n_rounds == 0
         before = self.history[-1].get("clock/seconds", 0.0) if self.history else 0.0
         every = max(1, in_microseconds(self.eval_every_seconds))
         return self.server.microseconds // every > in_microseconds(before) // every

@@ -81,7 +81,7 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
         return WorkerFabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
     except UsageError:
         raise
-    except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
+    except (ImportError, ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         why = " ".join(str(error).split()).rstrip(".")
         named = {name: value for name, value in how.items() if name in why.lower()} or how
         keys = ", ".join(f"trainer.{name}={value!r}" for name, value in named.items())

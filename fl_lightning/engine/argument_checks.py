@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Parameter, signature
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from itertools import chain
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
 from joblib import cpu_count
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.core.sampling import Sampler
 from fl_lightning.training.compiled import MODES
 from fl_lightning.utilities.errors import check_all, count, require
 from fl_lightning.utilities.lightning_compat import Logger, is_callback
@@ -20,6 +23,9 @@ from fl_lightning.utilities.lightning_replacements import replacement_of_callbac
 
 # *args and **kwargs
 COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+# types that stand for those of a signature, and the words for values of these
+WIDER: dict[Any, Any] = {int: Integral, float: Real, list: (list, tuple), dict: Mapping, Sampler: Callable}
+WORDS = {bool: ["true", "false"], NoneType: ["null"]}
 # maximal rounds, epochs or steps; longer schedules would not fit into memory
 MOST = 1_000_000
 # condition on each argument of the trainer that has a range, and the hint if it is violated
@@ -27,12 +33,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
     "max_seconds": (lambda seconds: seconds is None or seconds > 0, "pass seconds above 0, or omit it"),
     "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
-    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or omit it"),
+    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass a whole number from 1, up to a million, or omit it"),
     "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
-    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or omit it"),
-    "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
+    "cohort_size": (lambda n: n is None or n >= 1, "pass a whole number from 1, or omit it"),
+    "eval_every_n_rounds": (lambda n: n >= 1, "pass a whole number from 1"),
     "eval_every_seconds": (lambda seconds: seconds is None or seconds > 0, "pass seconds above 0, or omit it"),
-    "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
+    "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass a whole number from 1"),
     "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or -1 or auto for all"),
     "workers_per_device": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
     "num_nodes": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
@@ -44,13 +50,9 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda name: name is None or is_folder_name(name),
         "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
     ),
-    "taps": (
-        lambda taps: not taps or {type(text) for text in [*taps, *taps.values()]} == {str},
-        "pass a path of a submodule for each name, such as {'representation': 'body'}",
-    ),
     "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or omit it"),
-    "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
+    "accumulate_grad_batches": (lambda n: n >= 1, "pass a whole number from 1"),
     "clients_per_step": (
         lambda n: n == "auto" or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096),
         "pass auto, or a number from 1 to 4096",
@@ -64,36 +66,31 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda mode: isinstance(mode, bool) or mode in MODES,
         f"pass true, false or one of {', '.join(MODES)}",
     ),
-    "min_clients": (lambda n: n >= 0, "pass 0 or more"),
+    "min_clients": (lambda n: n >= 0, "pass a whole number from 0"),
+    "taps": (
+        lambda taps: all(isinstance(part, str) for pair in (taps or {}).items() for part in pair),
+        "pass paths of submodules by name, such as {representation: encoder}",
+    ),
+    "sampler": (lambda sampler: not isinstance(sampler, type), "pass an object, such as UniformSampler()"),
     "fast_dev_run": (lambda n: 0 <= n <= MOST, "pass true, false or a number of batches from 0"),
 }
 
 
 def check_arguments(arguments: dict[str, Any], types: dict[str, Any]) -> None:
-    """Refuse arguments of the trainer that are out of their range, or none of the texts that their ``types`` list."""
+    """Refuse arguments of the trainer that are not of their ``types``, or out of their range."""
 
-    def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
-        try:
-            inside = bool(fits(arguments[name]))
-        except (TypeError, AttributeError):  # not comparable with a number, or no dictionary
-            inside = False
-        require(inside, f"trainer.{name}", arguments[name], hint)
+    def check(name: str) -> None:
+        parts = get_args(types[name]) if get_origin(types[name]) in (Union, UnionType) else (types[name],)
+        texts = [*chain(*(get_args(part) for part in parts if get_origin(part) is Literal))]
+        kinds = [get_origin(part) or part for part in parts if get_origin(part) is not Literal]
+        words = [word for kind in kinds for word in WORDS.get(kind, [kind.__name__])]
+        in_range, hint = RANGES.get(name, (lambda value: True, f"pass one of {', '.join([*texts, *words])}"))
+        value = arguments[name]
+        fits = value in texts or any(isinstance(value, WIDER.get(kind, kind)) for kind in kinds)
+        require(fits and in_range(value), f"trainer.{name}", value, hint)
 
-    checks = [partial(check, name, *condition) for name, condition in RANGES.items()]
-    for name, kind in types.items():
-        checks.append(partial(check_literal, f"trainer.{name}", arguments.get(name), kind))
-    check_all(checks)
-
-
-def check_literal(key: str, value: Any, kind: Any) -> None:
-    """Refuse a value that is none of the texts and objects of its type; another check may be of those with numbers."""
-    parts = (kind,) if get_origin(kind) is Literal else get_args(kind)
-    texts = [text for part in parts if get_origin(part) is Literal for text in get_args(part)]
-    kinds = tuple(part for part in parts if isinstance(part, type))
-    objects = [f"{part.__name__}(...)" for part in kinds if ".core." in part.__module__]
-    words = [*texts, *objects, *(["true", "false"] if bool in kinds else []), *(["null"] if NoneType in kinds else [])]
-    fits = not (texts or objects) or int in kinds or value in texts or isinstance(value, kinds)
-    require(fits, key, value, f"pass one of {', '.join(words)}")
+    unchecked = ("callbacks", "logger", "return")  # see check_observers
+    check_all(partial(check, name) for name in types if name not in unchecked)
 
 
 def is_folder_name(name: Any) -> bool:

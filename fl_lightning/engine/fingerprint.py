@@ -365,13 +365,9 @@ def changes_of(
         causes = {key: changes[key] for key in changes if key.startswith(begins)}
         hint = "the partition differs; restore the data, num_clients and seed, or begin a new run with --weights"
         raise UsageError(message(path, causes or {"plan_hash": changes["plan_hash"]}, hint))
-    rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
+    rounds_done, rounds = checkpoint["round"], run.trainer.max_rounds
     hint = f"the checkpoint has {count(rounds_done, 'round')} done; pass {rounds_done} or more"
     require(rounds >= rounds_done, f"ckpt_path={str(path)!r}: trainer.max_rounds", rounds, hint)
-    every = trainer.get("eval_every_n_rounds")  # only described if the result depends on a metric
-    if every and rounds > rounds_done == trainer["max_rounds"] and rounds_done % every:
-        # the last round is always evaluated; in a longer run it would not be
-        changes["trainer.max_rounds"] = (rounds_done, rounds)
     if changes and not allowed:
         hint = "restore the old values, or continue in a new version with --allow_changes true"
         raise (ChangedCodeError if touches(changes, "code") else UsageError)(message(path, changes, hint))

@@ -198,7 +198,8 @@ def build(
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
-    factors = validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
+    # without a round, trial steps still have a rate
+    factors = validation.lr_factors(trainer.client_lr_scheduler, max(trainer.max_rounds, 1))
     training = LocalTraining(
         fabric, client, loaders, workers, stopwatch, optimizers, trainer.client_schedulers, factors
     )

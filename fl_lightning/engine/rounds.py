@@ -43,21 +43,22 @@ def run_round(run: Run, round_: int) -> bool:
     if arrived and run.trainer.buffers in RECALIBRATES:
         with run.metrics.timed("recalibrate"):
             recalibrate(run, arrived)
-    due = run.trainer.evaluation_is_due
+    due, ends = run.trainer.evaluation_is_due, is_over(run, round_ + 1)
     if due:
         run.backend.evaluate(run)
-    run.local_training.monitored.after_round(round_, run.metrics.current, due)
-    evaluated = due or any(callback.requires_evaluation(round_) for callback in run.callbacks)
-    if evaluated and not due:  # training must not depend on the callbacks
-        with patched(run.worker_module, evaluated=run.worker_module.evaluated):
-            run.backend.evaluate(run)
+    # a round without an update lacks metrics of training
+    run.local_training.monitored.after_round(round_, run.metrics.current, due and bool(arrived))
+    required = any(callback.requires_evaluation(round_) for callback in run.callbacks)
+    evaluated = due or ends or required
+    if evaluated and not due:
+        evaluate_for_record(run)
     with run.metrics.timed("log"):
         run.call("on_round_end")
     stopped = agree_to_stop(run)
-    is_last = stopped or is_over(run, round_ + 1)
+    is_last = stopped or ends
     if is_last:
-        if not evaluated:  # a callback, or a signal, has ended the run
-            run.backend.evaluate(run)
+        if not evaluated:  # a callback has ended the run
+            evaluate_for_record(run)
         run.call("on_last_round_end")
     check_metrics(run, run.metrics.current, f"round {round_}", stopped)
     run.metrics.end()
@@ -112,6 +113,12 @@ def recalibrate(run: Run, clients: list[int]) -> None:
     sums = sum(value.numel() for value in statistics.values()) + len(statistics) // 2
     added = {"bytes/down": num_bytes(travels), "bytes/up": 8 * sums}
     run.metrics.update({tag: current[tag] + size * len(clients) for tag, size in added.items()})
+
+
+def evaluate_for_record(run: Run) -> None:
+    """Evaluate unseen by training, which must not depend on the callbacks, or on which round is the last."""
+    with patched(run.worker_module, evaluated=run.worker_module.evaluated):
+        run.backend.evaluate(run)
 
 
 def evaluate(run: Run) -> None:

@@ -28,6 +28,7 @@ from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.training.device_loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.training.schedules import REQUIRED_TO_TRAIN
+from fl_lightning.utilities import lightning_compat
 from fl_lightning.utilities.errors import UsageError, check_all, count, few, require, text_of, truncate, writing_into
 from fl_lightning.utilities.lightning_compat import is_callback, is_overridden
 from fl_lightning.utilities.lightning_replacements import replacement_of_callback
@@ -150,6 +151,10 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     """Refuse a module that the command does not support."""
     kind = type(model).__name__
     require(not isinstance(model, type), "model", truncate(repr(model)), "pass an object, such as Net()")
+    hint = "it is data, and the model comes first, as in fit(model, data)"
+    require(not isinstance(model, LightningDataModule), "model", kind, hint)
+    hint = "pass a LightningModule; to compile it, set trainer.compile"
+    require(isinstance(model, lightning_compat.LightningModule), "model", kind, hint)
     for name, replacement in REMOVED.items():
         hint = f"Lightning has replaced it by {replacement}; override {replacement}"
         of_lightning = hasattr(LightningModule, name) and not is_overridden(name, model)
@@ -160,8 +165,6 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     hint = "; ".join(remedies) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
-    hint = "it is data, and the model comes first, as in fit(model, data)"
-    require(not isinstance(model, LightningDataModule), "model", kind, hint)
     for name in REQUIRED_TO_TRAIN if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     takes = "dataloader_iter" not in signature(model.training_step).parameters

@@ -185,7 +185,9 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
     if str(ckpt_path) != "last":
         is_path = isinstance(ckpt_path, (str, os.PathLike)) and Path(ckpt_path).name != ""
         require(is_path, "ckpt_path", str(ckpt_path), "pass the path of a checkpoint, or last; methods are one list")
-        return Path(ckpt_path)
+        path = Path(ckpt_path)
+        # seen from within the folder of the run, a path lacks the names of its folders
+        return path.absolute() if len(path.parents) < 4 and in_place(path.absolute()) else path
     newest = newest_checkpoint(versions)
     if newest is None and not (resumes and any(versions.glob("version_*"))):
         hint = "set trainer.name and trainer.default_root_dir of a run with a checkpoint, or omit ckpt_path"

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from fl_lightning.client.lightning.private import configure_optimizers, configure_schedulers
+from fl_lightning.storage.serializable import with_tensors
 from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import ClientError, UsageError, require, text_of
 
@@ -29,8 +30,10 @@ Schedulers = list[LRSchedulerConfig]
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
     """A new optimizer (and schedulers) of the user's module."""
     kind = f"model={type(module).__name__}: configure_optimizers"
+    trainer: Any = module.trainer
+    start = patched(trainer.fit_progress, round=0, epoch=0, step=0)  # where Lightning calls it
     try:
-        with patched(module, _current_fx_name="configure_optimizers"):  # for self.log
+        with start, patched(module, _current_fx_name="configure_optimizers"):  # for self.log
             returned: Any = module.configure_optimizers()
     except (ValueError, TypeError) as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -66,6 +69,16 @@ class OptimizerFactory:
         """An optimizer with its schedulers, to be inspected before the first visit."""
         return configure_optimizer(self.module)
 
+    @cached_property
+    def depends_on_batches(self) -> bool:
+        """Whether the options, such as a rate, depend on the client's number of batches."""
+        trainer: Any = self.module.trainer
+        fit_progress, options = trainer.fit_progress, list[str]()
+        for batches in (1, 2):
+            with patched(fit_progress, batches=batches):
+                options.append(repr(group_options(configure_optimizer(self.module)[0])))
+        return options[0] != options[1]
+
     def fresh(self) -> tuple[Optimizer, Schedulers]:
         """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
         is_unchanged = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
@@ -80,10 +93,11 @@ class OptimizerFactory:
         attributes = dict(vars(self.module))
         optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
+        set_group_options(optimizer, self._options)  # calls may share a tensor
         # an attribute that configure_optimizers sets may refer to this optimizer
         now = vars(self.module)
         is_unchanged = now.keys() == attributes.keys() and all(map(is_, now.values(), attributes.values()))
-        again = schedulers or optimizer.state or not is_unchanged
+        again = schedulers or optimizer.state or not is_unchanged or self.depends_on_batches
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
 
@@ -95,17 +109,17 @@ class OptimizerFactory:
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The options of each parameter group."""
-    options: list[dict[str, Any]] = [dict(group) for group in optimizer.param_groups]
-    for group in options:
+    """A copy of the options of each parameter group."""
+    groups: list[dict[str, Any]] = [dict(group) for group in optimizer.param_groups]
+    for group in groups:
         del group["params"]
-    return options
+    return with_tensors(groups, lambda tensor: tensor.detach().clone())
 
 
 def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:
-    """Set the options of each parameter group."""
+    """Set the options of each parameter group to copies: a tensor, such as a rate, may change in place."""
     for group, values in zip(optimizer.param_groups, options, strict=True):
-        group.update(values)
+        group.update(with_tensors(values, torch.clone))
 
 
 def set_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:

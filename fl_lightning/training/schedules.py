@@ -67,13 +67,13 @@ class Schedules:
         if rounds_done:
             for config, state in zip(configs, states, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(state))
-            set_group_options(optimizer, copy.deepcopy(options))
+            set_group_options(optimizer, options)
         with self._unseen(optimizer, *(config.scheduler for config in configs)):
             for round_ in range(rounds_done, now):
                 self._pass_round(configs, round_)
         self._fit_progress.round, self._fit_progress.epoch, self._fit_progress.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
-        self._positions[batches] = now, states, copy.deepcopy(group_options(optimizer))
+        self._positions[batches] = now, states, group_options(optimizer)
 
     def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""

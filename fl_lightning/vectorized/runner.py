@@ -47,10 +47,11 @@ class VectorizedRunner(VisitRunner):
     def divide(self, run: Run, steps: Mapping[int, int]) -> dict[Part, float]:
         choice, training = self.chosen, run.local_training
         _, schedulers = training.optimizers.first
+        has_own_rates = schedulers or training.optimizers.depends_on_batches
 
         def kind(k: int) -> tuple[int, int]:
             # clients that share a group have received the same version, and have the same schedule of rates
-            return run.versions.received_by(k), training.num_batches(k) if schedulers else 0
+            return run.versions.received_by(k), training.num_batches(k) if has_own_rates else 0
 
         groups = form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
         return {tuple(group): cost(group, steps) for group in groups}

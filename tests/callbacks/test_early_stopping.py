@@ -9,6 +9,7 @@ from helpers.runs import assert_same_bits, small_data, small_model, small_traine
 from helpers.tiny import TinyData, TinyModule, clients, variant
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.utilities.errors import ClientError
 
 fit = partial(watched, max_rounds=9, data=partial(small_data, train_size=100))
@@ -46,6 +47,21 @@ def test_evaluations_that_only_a_callback_requires_do_not_count(tmp_path, every,
     requires = variant(Callback, requires_evaluation=lambda self, round_: True)
     stops = EarlyStopping("test/loss", min_delta=100.0, patience=1)
     assert len(fit(tmp_path, requires(), stops, eval_every_n_rounds=every).history) == rounds
+
+
+@pytest.mark.filterwarnings("ignore:.*no update arrives")
+@pytest.mark.parametrize("watching", ["callback", "schedule"])
+def test_a_metric_of_training_may_be_missing_in_a_round_without_an_update(tmp_path, watching):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train/loss"}}
+
+    members = {"configure_optimizers": configure_optimizers} if watching == "schedule" else {}
+    callbacks = [EarlyStopping("train/loss")] if watching == "callback" else []
+    trainer = small_trainer(tmp_path, systems=SystemsHeterogeneity(dropout_before=1.0), callbacks=callbacks)
+    trainer.fit(variant(TinyModule, **members)(), clients(TinyData()))
+    assert [row["clients"] for row in trainer.history] == [0, 0]
 
 
 @pytest.mark.parametrize(("patience", "rounds"), [(2, 5), (4, 7)])

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import warned
+from helpers.errors import refused, warned
 from helpers.notes import noted
 from helpers.runs import fitted
 from helpers.tiny import TinyData, TinyModule, clients, variant
@@ -50,6 +50,12 @@ def test_a_visit_finds_what_the_last_one_left_and_one_that_fails_changes_nothing
     visits[2][1] = visits[1][1]
     assert noted == [visit for round_ in visits for visit in round_]
     assert [row.get("clients/failed", 0) for row in trainer.history] == [0, 1, 0]
+
+
+def test_a_memory_on_disk_ends_with_the_run(tmp_path):
+    trainer = fit(tmp_path, [Remembers()], client_memory=0.0)
+    with refused("trainer.client_memory=0.0"):
+        trainer.client.memories()[0]
 
 
 def test_a_visit_whose_update_is_lost_changes_nothing(tmp_path):

@@ -90,6 +90,13 @@ def test_a_copy_of_a_checkpoint_continues_in_a_new_version(tmp_path, stopped, ru
         assert_same_bits(stopped[1].server.state, again.server.state)
 
 
+@pytest.mark.parametrize("path", ["version_0/checkpoints/last.ckpt", "checkpoints/last.ckpt", "last.ckpt"])
+def test_a_run_resumes_from_within_its_folder(tmp_path, monkeypatch, path):
+    folder = fit(tmp_path, max_rounds=1).run_dir
+    monkeypatch.chdir(folder.joinpath("checkpoints/last.ckpt").parents[path.count("/")])
+    assert fit(tmp_path, max_rounds=2, ckpt_path=path).run_dir == folder
+
+
 def test_a_resumed_run_without_a_round_left_has_the_metrics_of_its_last_round(tmp_path):
     metrics = fit(tmp_path, max_rounds=2).metrics
     again = fit(tmp_path, max_rounds=2, ckpt_path="last")

@@ -12,6 +12,7 @@ from helpers.runs import assert_same_bits, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients, variant
 from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_lightning.callbacks import Callback
@@ -185,7 +186,8 @@ def test_an_optimizer_with_train_and_eval_sends_the_weights_of_eval(tmp_path):
     torch.testing.assert_close(dict(tunes.tuned), dict(averaged_by_hand(model, 2)))
 
 
-def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path):
+@pytest.mark.parametrize("make", [lambda: {"lr": torch.tensor(1.0)}, partial(dict, lr=torch.tensor(1.0))])
+def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path, make):
     class Falls(TinyModule):
         def on_train_batch_start(self, batch, batch_idx):
             self.optimizers().param_groups[0]["lr"].mul_(0.5)
@@ -194,9 +196,33 @@ def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path):
 
     looks = variant(Callback, on_client_end=lambda self, trainer, client: seen.append((type(client.lr), client.lr)))()
 
-    model = Falls(lambda parameters: SGD(parameters, lr=torch.tensor(1.0)))
-    small_trainer(tmp_path, max_rounds=1, callbacks=[looks]).fit(model, clients(TinyData()))
-    assert seen == [(float, 0.5**4)]
+    model = Falls(lambda parameters: SGD(parameters, **make()))
+    small_trainer(tmp_path, max_rounds=2, callbacks=[looks]).fit(model, clients(TinyData()))
+    assert seen == [(float, 0.5**4)] * 2
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_rate_by_epoch_is_that_of_the_first_epoch_in_each_visit(tmp_path, scheduled):
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1 / (1 + self.current_epoch))
+        return [optimizer], [StepLR(optimizer, 100)] * scheduled
+
+    model = variant(TinyModule, configure_optimizers=configure_optimizers)()
+    for rounds, path in ((1, None), (3, "last")):
+        trainer = small_trainer(tmp_path, max_rounds=rounds)
+        trainer.fit(model, clients(TinyData()), ckpt_path=path)
+    assert [row["lr"] for row in trainer.history] == [0.1] * 3
+
+
+def test_a_rate_by_the_number_of_batches_is_that_of_each_client(tmp_path):
+    def configure_optimizers(self):
+        return SGD(self.parameters(), lr=1 / self.trainer.num_training_batches)
+
+    model = variant(TinyModule, configure_optimizers=configure_optimizers)
+    for size in (1, 2):
+        trainer = small_trainer(tmp_path, clients_per_step=size)
+        trainer.fit(model(), clients(TinyData(40), 12, 12, 8, 8))
+        assert [row["lr"] for row in trainer.history] == [pytest.approx((1 / 3 + 1 / 2) / 2)] * 2
 
 
 # ---------------------------------------------------------------- layers that unfreeze

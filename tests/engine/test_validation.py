@@ -24,13 +24,13 @@ from fl_lightning.methods import FedLC, FedProx
 from fl_lightning.models import MLP, ImageClassifier
 
 WRONG = {
-    "max_rounds": [-1],
-    "local_epochs": [0],
-    "local_steps": [0],
+    "max_rounds": [-1, 2.0],
+    "local_epochs": [0, 2.0],
+    "local_steps": [0, 1.5],
     "participation": [0.0],
-    "cohort_size": [0],
-    "eval_every_n_rounds": [0],
-    "checkpoint_every_n_rounds": [0],
+    "cohort_size": [0, 1.5],
+    "eval_every_n_rounds": [0, 1.5],
+    "checkpoint_every_n_rounds": [0, 1.5],
     "strategy": ["ddp", "a" * 1000],
     "name": ["..", "../x", "/a", "a\nb", "a\0b", "ü" * 128, ".a", "a ", "", "\ud800", 7],
     "client_memory": [-0.5],
@@ -54,12 +54,15 @@ WRONG = {
     "compile": ["fast"],
     "fast_dev_run": [-1],
     "logger": ["wandb", ["wandb"], object()],
+    "precision": ["transformer-engine"],
+    "channels_last": ["yes"],
     "taps": [["body"], {"representation": torch.nn.Identity()}],
     "sampler": ["uniform", UniformSampler],
-    "systems": [{"stragglers": 0.5}],
+    "systems": [{}],
     "clock": [3],
     "asynchronous": [True],
     "callbacks": [Scores],
+    "default_root_dir": [5],
 }
 
 
@@ -67,7 +70,7 @@ WRONG = {
 def test_a_value_out_of_its_range_is_refused_by_name(tmp_path, name):
     for value in WRONG[name]:
         with refused(f"trainer.{name}=") as caught:
-            FederatedTrainer(default_root_dir=tmp_path, **{name: value})
+            FederatedTrainer(**{"default_root_dir": tmp_path, name: value})
         assert len(str(caught.value)) < 400
     assert not list(tmp_path.iterdir())
 
@@ -224,6 +227,14 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     with refused("output="):
         trainer.predict(small_model(), small_data(), output=tmp_path / "runs" / "predictions.pt")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("make", [torch.nn.Linear, lambda *_: torch.compile(TinyModule())])
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_a_module_that_is_no_lightning_module_is_refused_by_its_class(tmp_path, command, make):
+    model = make(8, 3)
+    with refused(f"model={type(model).__name__!r}", "LightningModule"):
+        getattr(small_trainer(tmp_path), command)(model, clients(TinyData()))
 
 
 def test_arguments_in_each_others_places_are_refused_with_their_order(tmp_path):

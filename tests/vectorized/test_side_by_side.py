@@ -763,8 +763,9 @@ def test_what_cannot_be_mapped_is_refused_under_a_number_and_trained_one_by_one_
     assert_one_by_one(tmp_path, *words, **how)
 
 
-def test_auto_trains_small_models_side_by_side(tmp_path):
-    assert planned(tmp_path, "auto")["clients_per_step"] > 1
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_auto_trains_small_models_side_by_side(tmp_path, rounds):
+    assert planned(tmp_path, "auto", max_rounds=rounds)["clients_per_step"] > 1
 
 
 class Noisy(TinyData):
