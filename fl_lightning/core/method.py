@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -387,7 +388,7 @@ class MethodList:
             require(isinstance(method, Method), "method", method, hint)
             base = "is the base of all methods and does nothing; use a subclass such as FedProx"
             require(type(method) is not Method, "method", "Method", base)
-            for hook in dir(method):
+            for hook, _ in inspect.getmembers(type(method), inspect.isfunction):
                 is_valid = hook in hooks or not hook.startswith("on_")
                 hint = f"unknown hook; available: {', '.join(hooks)}"
                 require(is_valid, "method", f"{type(method).__name__}.{hook}", hint)

@@ -118,7 +118,7 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
         hint = f"this is a callback of Lightning's trainer; {replacement_of_callback(type(callback))}"
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
         hint = "pass objects of subclasses of callbacks.Callback"
-        require(isinstance(callback, Callback), "trainer.callbacks", callback, hint)
+        require(isinstance(callback, Callback), "trainer.callbacks", getattr(callback, "__name__", kind), hint)
         for name in (name for name in dir(callback) if name.startswith("on_")):
             require(
                 name in hooks, "trainer.callbacks", f"{kind}.{name}", f"unknown hook; available: {', '.join(hooks)}"
