@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from inspect import Parameter, isabstract, isclass, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -16,27 +16,13 @@ from torch.nn import Module
 
 from fl_lightning.cli.bench import bench_parser
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status
-from fl_lightning.cli.parser_errors import MODULES_OF_CLASSES, NO_CHOICES
+from fl_lightning.cli.parser_errors import CLASSES, is_class
 from fl_lightning.cli.report import report_parser
 from fl_lightning.core.method import Method
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.utilities.errors import UsageError
 
 PROGRAM = "fl-lightning"
-
-
-def is_class(value: Any) -> bool:
-    """Whether a value is a class; ``isclass`` of Python 3.10 is true of types such as ``list[int]``, too."""
-    return isclass(value) and get_origin(value) is None
-
-
-CLASSES = {
-    name: value
-    for part in MODULES_OF_CLASSES
-    for name, value in vars(part).items()
-    if is_class(value) and not isabstract(value)
-    if value not in NO_CHOICES and not name.startswith("_")
-}
 
 
 def main(args: list[str]) -> None:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any, get_origin
 
 import torch
 from lightning.pytorch import LightningModule
@@ -41,10 +42,6 @@ BASES: dict[str, type] = {
     "clock": clock.Clock,
     "asynchronous": clock.Buffered,
 }
-# modules of this package whose classes a config names
-MODULES_OF_CLASSES = (callbacks, data, methods, models, optim, clock, sampling, systems)
-# classes that do nothing by themselves
-NO_CHOICES = (Callback, Encoder, Method)
 # The innermost cause of an error. Of several types, the parser reports first the one that fits the value best, and an
 # inner error follows the outer ones: so the first of these sentences is the cause.
 CAUSE = re.compile(
@@ -84,6 +81,21 @@ PARTS = {
 }
 # the keys whose values are lists of classes
 LISTS = ("method", "trainer.callbacks", "trainer.logger")
+
+
+def is_class(value: Any) -> bool:
+    """Whether a value is a class; ``isclass`` of Python 3.10 is true of types such as ``list[int]``, too."""
+    return inspect.isclass(value) and get_origin(value) is None
+
+
+# the classes of this package that a config names, without those that do nothing by themselves
+CLASSES = {
+    name: value
+    for module in (callbacks, data, methods, models, optim, clock, sampling, systems)
+    for name, value in vars(module).items()
+    if is_class(value) and not inspect.isabstract(value)
+    if value not in (Callback, Encoder, Method) and not name.startswith("_")
+}
 
 
 def shorten(message: str) -> str:
@@ -221,9 +233,5 @@ def known_classes(key: str) -> list[str]:
     """The names of the classes of this package, or of Fabric's loggers, that a key takes."""
     if last_part(key) == "logger":
         return ["CometLogger", "CSVLogger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger"]
-    base, names = BASES.get(last_part(key.removesuffix(".help")), ()), list[str]()
-    for name, kind in (pair for module in MODULES_OF_CLASSES for pair in vars(module).items()):
-        is_choice = isinstance(kind, type) and kind not in NO_CHOICES and not inspect.isabstract(kind)
-        if is_choice and issubclass(kind, base):
-            names.append(name)
-    return sorted(names)
+    base = BASES.get(last_part(key.removesuffix(".help")), ())
+    return sorted(name for name, kind in CLASSES.items() if issubclass(kind, base))

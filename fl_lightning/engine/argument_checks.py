@@ -23,7 +23,7 @@ from fl_lightning.utilities.lightning_replacements import replacement_of_callbac
 
 # *args and **kwargs
 COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-# types that stand for those of a signature, and the words for values of these
+# types that values may have in place of those of the signature, and the words for the values of some types
 WIDER: dict[Any, Any] = {int: Integral, float: Real, list: (list, tuple), dict: Mapping, Sampler: Callable}
 WORDS = {bool: ["true", "false"], NoneType: ["null"]}
 # maximal rounds, epochs or steps; longer schedules would not fit into memory

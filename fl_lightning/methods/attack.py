@@ -46,10 +46,10 @@ class Attack(Method):
         methods = client.methods.methods
         earlier = methods[: methods.index(self)]
         self._earlier = [method for method in earlier if isinstance(method, Attack)]
-        honest = [method for method in earlier if not isinstance(method, Attack)]
-        mixing = [type(m).__name__ for m in honest if overrides(m, "transform_updates")]
         hint = "it mixes the clients' updates; list the attack first"
-        require(not mixing, f"{type(self).__name__} after method", mixing, hint)
+        for method in earlier:
+            mixes = overrides(method, "transform_updates") and not isinstance(method, Attack)
+            require(not mixes, f"{type(self).__name__} after method", type(method).__name__, hint)
 
     def attackers(self, server: Server) -> list[int]:
         order = torch.randperm(server.num_clients, generator=torch_rng(server.seed, "attackers")).tolist()

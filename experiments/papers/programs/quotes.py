@@ -163,6 +163,11 @@ class Stored:
         """Hours of training in the rounds of the finished cells."""
         return hours(self.results.values())
 
+    def ended(self, **labels: str) -> list[dict[str, str]]:
+        """Return the labels and the state, done or failed, of each run that has ended and has some labels."""
+        runs = [{**cell.labels, "state": self.results[cell.digest].state} for cell in self.cells]
+        return [run for run in runs if run["state"] in ("done", "failed") and labels.items() <= run.items()]
+
     @property
     def comparisons(self) -> list[Comparison]:
         """The tables of the suite."""
